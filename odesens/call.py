@@ -1,0 +1,132 @@
+"""The static description of one call of the flow primitive, and where its operands are.
+
+Owns: `Spec` (the problem's static part), `Call` (which T_k or A_k, on which operands). Must not know: rules, numerics.
+
+Operands, in this order:
+    r        u leaves, p leaves, t0, ts                       differentiable
+    fixed    aux leaves, t1, reltol, abstol, dt0, dtmin, dtmax  not differentiated
+    record   times, states, size, code                        where `given_record`
+    slots    for each x_i, its components in r that are not zero
+    w        one cotangent for each u leaf                    where `want` is given (A_k)
+Results: T_k: the saved u leaves; T_0 also how the solve ended, and its record where `emit_record`. A_k: the wanted
+components of the gradient, and the return code of the backward solve.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from .field import Field
+from .integrate.loop import Options, Settings
+from .sensealg import SensitivityAlgorithm
+
+NONE, LANE, SHARED = 0, 1, 2  # a component of A_k's gradient: not wanted, one per lane, the sum over lanes
+RECORD = 4  # arrays of a record
+_OPTIONS = len(Options._fields)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The static part of a problem; equal specs share compiled code."""
+
+    field: Field
+    settings: Settings
+    sensealg: SensitivityAlgorithm
+    throw: bool
+    names: tuple[str, ...]  # of the state's leaves, for messages
+
+
+@dataclass(frozen=True)
+class Call:
+    spec: Spec
+    slots: tuple[tuple[bool, ...], ...] = ()
+    want: tuple[int, ...] | None = None
+    given_record: bool = False
+    emit_record: bool = False
+    lanes: int | None = None
+    mapped: tuple[bool, ...] = ()
+
+    @property
+    def order(self) -> int:
+        return len(self.slots)
+
+    @property
+    def adjoint(self) -> bool:
+        return self.want is not None
+
+    # ---- where operands are
+    @property
+    def n_u(self) -> int:
+        return len(self.spec.field.state.shapes)
+
+    @property
+    def n_p(self) -> int:
+        return self.spec.field.n_p
+
+    @property
+    def i_t0(self) -> int:
+        return self.n_u + self.n_p
+
+    @property
+    def i_ts(self) -> int:
+        return self.i_t0 + 1
+
+    @property
+    def n_r(self) -> int:
+        return self.i_t0 + 2
+
+    @property
+    def n_fixed(self) -> int:
+        """Operands before the record."""
+        return self.n_r + self.spec.field.n_aux + 1 + _OPTIONS
+
+    @property
+    def n_record(self) -> int:
+        return RECORD if self.given_record else 0
+
+    @functools.cached_property
+    def slot_ranges(self) -> tuple[range, ...]:
+        out, start = [], self.n_fixed + self.n_record
+        for mask in self.slots:
+            out.append(range(start, start + sum(mask)))
+            start += sum(mask)
+        return tuple(out)
+
+    @functools.cached_property
+    def w_range(self) -> range:
+        start = self.slot_ranges[-1].stop if self.slots else self.n_fixed + self.n_record
+        return range(start, start + (self.n_u if self.adjoint else 0))
+
+    def slot_components(self, number: int) -> list[int]:
+        """The components of r that slot `number` perturbs, in the order of its operands."""
+        return [c for c, used in enumerate(self.slots[number]) if used]
+
+    # ---- lanes
+    def is_mapped(self, i: int) -> bool:
+        return self.lanes is not None and self.mapped[i]
+
+    def lane_axis(self, i: int) -> int:
+        """The axis that lanes have in operand i: second in the record's row buffers, else first."""
+        start = self.n_fixed
+        return 1 if self.given_record and start <= i < start + 2 else 0
+
+    # ---- results
+    @property
+    def has_info(self) -> bool:
+        """Whether the call integrates the primal problem, and so tells how that ended."""
+        return not (self.order or self.adjoint or self.given_record)
+
+    @property
+    def n_linear_results(self) -> int:
+        """Results that have derivatives; they come first."""
+        return sum(kind != NONE for kind in self.want) if self.want is not None else self.n_u
+
+    def record_rows(self, m: int) -> int:
+        residual = self.spec.sensealg.residual
+        return {"mesh": self.spec.settings.max_steps + 1, "saves": m + 1, "nothing": 0}[residual]
+
+    def result_axes(self) -> list[int | None]:
+        """The axis of the lanes in each result."""
+        n = self.n_linear_results + (1 if self.adjoint else 0)
+        info = [0] * (4 + self.n_u) if self.has_info else []
+        record = [1, 1, None, 0] if self.emit_record else []
+        return [0] * n + info + record

@@ -1,0 +1,268 @@
+"""What a call of the flow primitive computes: operands in, results out, all of it numerics.
+
+Owns: unpacking operands into an engine's `Flow`, choosing solve, record or engine, derivatives in times. Must not know:
+the primitive's rules.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from . import diagnosis
+from .call import LANE, NONE, RECORD, SHARED, Call
+from .extension import vary, varying_axes
+from .integrate.lanes import Lanes
+from .integrate.loop import Options, Task, integrate
+from .integrate.record import Record
+from .sensitivity import ENGINES, discrete
+from .sensitivity.augment import Flow
+
+
+def evaluate(call: Call, bind: Callable, *operands) -> list:
+    """The results of one call; `bind(call, *operands)` is the primitive itself, for calls in terms of simpler ones."""
+    operands = vary(operands, varying_axes(*operands))
+    if _times_active(call):
+        return _in_times(call, bind, operands)
+    flow = unpack(call, operands)
+    if call.adjoint:
+        return _adjoint(call, flow, operands)
+    if call.order:
+        return _leaves(call, ENGINES[type(call.spec.sensealg)].tangent(flow))
+    if call.given_record and call.spec.sensealg.residual == "mesh":
+        return _leaves(call, discrete.tangent(flow))
+    return _solve(call, flow)
+
+
+# ---------------------------------------------------------------- operands
+
+
+def unpack(call: Call, operands) -> Flow:
+    """The operands as an engine wants them: flat states for every lane, parameter leaves shared or per lane."""
+    lanes = Lanes(call.lanes)
+    lead = () if call.lanes is None else (call.lanes,)
+    state = call.spec.field.state
+    axis = lambda i: 0 if call.is_mapped(i) else None
+
+    def per_lane(i):
+        return operands[i] if call.is_mapped(i) else lanes.spread(operands[i])
+
+    def flat(indices):
+        return state.pack([per_lane(i) for i in indices], lead)
+
+    p, p_axes = [], []
+    for i in range(call.n_u, call.i_t0):
+        own = call.want is not None and call.want[i] == LANE  # its gradient is per lane, so its value is too
+        p.append(per_lane(i) if own else operands[i])
+        p_axes.append(0 if call.lanes is not None and (own or call.is_mapped(i)) else None)
+    fixed = range(call.n_r, call.n_fixed)
+    n_aux = call.spec.field.n_aux
+    aux, options = fixed[:n_aux], fixed[n_aux + 1 :]
+    record = None
+    if call.given_record:
+        times, states, size, code = operands[call.n_fixed : call.n_fixed + RECORD]
+        if call.lanes is not None:
+            spread_rows = lambda x, i: x if call.is_mapped(i) else jnp.broadcast_to(x[:, None], (x.shape[0], *lead, *x.shape[1:]))
+            times, states = spread_rows(times, call.n_fixed), spread_rows(states, call.n_fixed + 1)
+        size, code = (per_lane(call.n_fixed + j) for j in (2, 3))
+        record = Record(times, states, size, code)
+
+    xs, x_axes = [], []
+    for number, group in enumerate(call.slot_ranges):
+        parts = dict(zip(call.slot_components(number), group, strict=True))
+        x_u = [per_lane(parts[c]) if c in parts else jnp.zeros_like(per_lane(c)) for c in range(call.n_u)]
+        in_p = {c - call.n_u: i for c, i in parts.items() if call.n_u <= c < call.i_t0}
+        xs.append((state.pack(x_u, lead), {c: operands[i] for c, i in in_p.items()}))
+        x_axes.append({c: axis(i) for c, i in in_p.items()})
+    axes = {
+        "p": p_axes,
+        "aux": [axis(i) for i in aux],
+        "xs": x_axes,
+        "options": Options(*(axis(i) for i in options)),
+    }
+    return Flow(
+        field=call.spec.field,
+        sensealg=call.spec.sensealg,
+        settings=call.spec.settings,
+        lanes=lanes,
+        u0=flat(range(call.n_u)),
+        p=p,
+        aux=[operands[i] for i in aux],
+        t0=per_lane(call.i_t0),
+        t1=per_lane(fixed[n_aux]),
+        ts=per_lane(call.i_ts),
+        options=Options(*(operands[i] for i in options)),
+        xs=xs,
+        axes=axes,
+        record=record,
+    )
+
+
+def _leaves(call: Call, us) -> list:
+    return call.spec.field.state.unpack(us)
+
+
+# ---------------------------------------------------------------- solve and adjoint
+
+
+def _solve(call: Call, flow: Flow) -> list:
+    """T_0 by integration, with how it ended and its record as the call wants them."""
+    params = {"p": flow.p, "aux": flow.aux}
+    axes = {"p": flow.axes["p"], "aux": flow.axes["aux"]}
+    f = lambda t, u, params: flow.field(t, u, params["p"], params["aux"])
+    task = Task(f, flow.u0, params, axes, flow.t0, flow.t1, flow.ts)
+    residual = call.spec.sensealg.residual
+    on_mesh = call.emit_record and residual == "mesh"
+    result = integrate(flow.settings, task, flow.options, flow.axes["options"], flow.lanes, record=on_mesh)
+    out = _leaves(call, result.us)
+    lane = result.lane
+    if call.has_info:
+        counts = jnp.stack([lane.naccept, lane.nreject, lane.nf], axis=-1)
+        out += [lane.code, counts, lane.t, lane.dt, *_leaves(call, lane.u)]
+    if call.emit_record:
+        record = result.record if on_mesh else _saves_record(call, flow, result)
+        out += [*record]
+    return out
+
+
+def _saves_record(call: Call, flow: Flow, result) -> Record:
+    """The residual of engines without a mesh: the states at the saved times and at the end, or nothing."""
+    states = jnp.concatenate([result.us, result.lane.u[..., None, :]], axis=-2)
+    states = jnp.moveaxis(states, -2, 0)
+    rows = call.record_rows(flow.ts.shape[-1])
+    times = jnp.zeros((rows, *flow.t0.shape, 3), flow.t0.dtype)
+    return Record(times, states[:rows], jnp.zeros((), jnp.int32), result.lane.code)
+
+
+def _adjoint(call: Call, flow: Flow, operands) -> list:
+    """A_k: the wanted components of the gradient, shared ones summed over the lanes."""
+    lead = () if call.lanes is None else (call.lanes,)
+    m = flow.ts.shape[-1]
+    w = call.spec.field.state.pack([operands[i] for i in call.w_range], (*lead, m))
+    wanted = [c - call.n_u for c in range(call.n_u, call.i_t0) if call.want[c] != NONE]
+    u_bar, p_bar, code = ENGINES[type(call.spec.sensealg)].adjoint(flow, w, wanted)
+    grads = dict(enumerate(_leaves(call, u_bar)))
+    grads |= {call.n_u + j: g for j, g in zip(wanted, p_bar, strict=True)}
+    per_lane = lambda c: c < call.n_u or flow.axes["p"][c - call.n_u] == 0
+    out = []
+    for c, kind in enumerate(call.want):
+        if kind != NONE:
+            g = grads[c].astype(operands[c].dtype)
+            out.append(jnp.sum(g, 0) if kind == SHARED and per_lane(c) else g)
+    return [*out, code.astype(jnp.int32)]
+
+
+# ---------------------------------------------------------------- derivatives in times
+
+
+def _times_active(call: Call) -> bool:
+    """Whether t0 or ts is perturbed, or its gradient wanted."""
+    times = slice(call.i_t0, call.n_r)
+    return any(any(s[times]) for s in call.slots) or (call.adjoint and any(call.want[times]))
+
+
+def _in_times(call: Call, bind: Callable, operands) -> list:
+    """A call that moves times, as one on fixed times between two short exact flows.
+
+        Phi(u0, p; t0 + d0, ts + d) = N(ts, Phi(N(t0 + d0, u0, -d0), p; t0, ts), d)
+
+    where N(t, u, d) is the flow over a vanishing time d, a polynomial in d whose derivatives at d = 0 are those of the
+    true flow up to the order that the call needs. At first order this is u_dot(ts) = T_1(u0_dot - f t0_dot) + f ts_dot.
+    """
+    if call.lanes is None:
+        return _in_times_one(call, bind, *operands)
+    one = replace(call, lanes=None, mapped=(False,) * len(operands), want=call.want and tuple(LANE if k else NONE for k in call.want))
+    in_axes = [call.lane_axis(i) if call.is_mapped(i) else None for i in range(len(operands))]
+    outs = list(jax.vmap(functools.partial(_in_times_one, one, bind), in_axes, axis_size=call.lanes)(*operands))
+    for j, kind in enumerate([k for k in call.want or () if k != NONE]):
+        if kind == SHARED:
+            outs[j] = jnp.sum(outs[j], axis=0)
+    return outs
+
+
+def _in_times_one(call: Call, bind: Callable, *operands) -> list:
+    state, field = call.spec.field.state, call.spec.field
+    head = list(operands[: call.n_fixed + call.n_record])
+    aux = operands[call.n_r : call.n_r + field.n_aux]
+    t0, ts = operands[call.i_t0], operands[call.i_ts]
+    order = call.order + call.adjoint
+    base = replace(call, slots=(), want=None, mapped=(False,) * len(head))
+
+    def fixed_times(r):
+        u_leaves, p = r[: call.n_u], r[call.n_u : call.i_t0]
+        f = lambda t, u: field(t, u, p, aux)
+        # at first order f need not be differentiated in time, which a field like sqrt(t) at t0 = 0 could not bear
+        start = t0 if order == 1 else r[call.i_t0]
+        u = nudge(f, start, state.pack(u_leaves), -(r[call.i_t0] - t0), order)
+        us = bind(base, *state.unpack(u), *p, t0, ts, *head[call.n_r :])[: call.n_u]
+        us = state.pack(us, ts.shape)
+        return jax.vmap(lambda t, u, d: nudge(f, t, u, d, order))(ts, us, r[call.i_ts] - ts)
+
+    phi = fixed_times
+    for number, group in enumerate(call.slot_ranges):
+        phi = _along(phi, dict(zip(call.slot_components(number), (operands[i] for i in group), strict=True)))
+    r = head[: call.n_r]
+    if not call.adjoint:
+        return state.unpack(phi(r))
+    wanted = [c for c, kind in enumerate(call.want) if kind != NONE]
+    w = state.pack([operands[i] for i in call.w_range], ts.shape)
+
+    def of_wanted(values):
+        moved = list(r)
+        for c, v in zip(wanted, values, strict=True):
+            moved[c] = v
+        return phi(moved)
+
+    grads = jax.vjp(of_wanted, [r[c] for c in wanted])[1](w)[0]
+    return [*grads, jnp.zeros((), jnp.int32)]
+
+
+def _along(phi, direction: dict):
+    """D phi(r)[x] as a function of r, x given by its components."""
+    index = sorted(direction)
+
+    def derivative(r):
+        def moved(values):
+            new = list(r)
+            for c, v in zip(index, values, strict=True):
+                new[c] = v
+            return phi(new)
+
+        return jax.jvp(moved, ([r[c] for c in index],), ([direction[c] for c in index],))[1]
+
+    return derivative
+
+
+def nudge(f, t, u, d, order: int):
+    """u + d f + d^2/2 (f_t + f_u f) + .., the flow over d by its Taylor polynomial; d = 0 wherever it is evaluated."""
+    real = d.astype(u.dtype)
+    total, coefficient = u, f
+    for j in range(1, order + 1):
+        total = total + real**j / math.factorial(j) * coefficient(t, u)
+        if j < order:
+            coefficient = _along_flow(coefficient, f)
+    return total
+
+
+def _along_flow(g, f):
+    """dg/dt along u' = f(t, u)."""
+    return lambda t, u: jax.jvp(g, (t, u), (jnp.ones_like(t), f(t, u)))[1]
+
+
+# ---------------------------------------------------------------- failure
+
+
+def raise_failure(call: Call, operands, outs) -> None:
+    """Raise `SolveError` where an eager call of one lane failed and the problem asks for it."""
+    if not call.spec.throw or call.lanes is not None:
+        return
+    if call.adjoint:
+        diagnosis.check_adjoint(int(outs[-1]))
+    elif call.has_info and int(outs[call.n_u]) > 1:
+        flow = unpack(call, operands)
+        code, _, t, dt, *u = outs[call.n_u : call.n_u + 4 + call.n_u]
+        u = call.spec.field.state.pack(u)
+        diagnosis.raise_solve(call.spec, flow, int(code), t, dt, u)

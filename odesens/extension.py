@@ -1,0 +1,256 @@
+"""The one door to JAX's extension points (`jax.extend`, `jax.interpreters`) and to what differs between JAX versions.
+
+Owns: registering a primitive with its rules; hoisting a function to a jaxpr without constants, and a key by which two
+such jaxprs are the same program; varying manual axes and shardings of abstract values.
+Must not know: differential equations, solvers, user types.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+from jax.interpreters import ad, batching, mlir
+
+Zero = ad.Zero
+is_undefined_primal = ad.is_undefined_primal
+
+
+def zero_tangent(x) -> Zero:
+    """The symbolic zero tangent of a primal value."""
+    return Zero(jax.typeof(x).to_tangent_aval())
+
+
+def make_primitive(name: str, *, impl, abstract_eval, lower, jvp, transpose, batch) -> Callable[..., list]:
+    """A primitive with several results and its five rules; returns its `bind`.
+
+    `abstract_eval` returns `(avals, effects)`; the others have the signatures of `jax.interpreters`.
+    """
+    primitive = jex.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(impl)
+    primitive.def_effectful_abstract_eval(abstract_eval)
+    mlir.register_lowering(primitive, mlir.lower_fun(lower, multiple_results=True))
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose
+    batching.primitive_batchers[primitive] = batch
+    return primitive.bind
+
+
+# ---------------------------------------------------------------- hoisted functions
+
+
+class Hoisted(NamedTuple):
+    """A function as a jaxpr whose every captured array is an operand: `jaxpr(*consts, *flat arguments)`."""
+
+    jaxpr: Any
+    consts: list
+    out_tree: Any
+
+
+def hoist(fun: Callable, *args) -> Hoisted:
+    """Trace `fun(*args)` once; captured arrays and tracers, of any outer transformation, become `consts`."""
+    closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(*args)
+    jaxpr = closed.jaxpr
+    pure = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=_no_names(jaxpr))
+    return Hoisted(jex.ClosedJaxpr(pure, []), list(closed.consts), jax.tree.structure(out_shape))
+
+
+def _no_names(jaxpr):
+    """Debug information that fits the widened argument list (names of arguments no longer match it)."""
+    return jaxpr.debug_info._replace(arg_names=None) if jaxpr.debug_info is not None else None
+
+
+def evaluate(jaxpr, *operands) -> list:
+    """The results of a hoisted jaxpr, under whatever transformation is active."""
+    return jex.jaxpr_as_fun(jaxpr)(*operands)
+
+
+def jaxpr_effects(jaxpr) -> frozenset:
+    return frozenset(jaxpr.effects)
+
+
+class _Identity:
+    """A key by identity that keeps its object alive, so that an address is never reused for another one."""
+
+    def __init__(self, obj):
+        self.obj = obj
+
+    def __eq__(self, other):
+        return isinstance(other, _Identity) and self.obj is other.obj
+
+    def __hash__(self):
+        return id(self.obj)
+
+
+_CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
+_RULE_DEPTH = 3  # a custom rule that uses itself is compared by identity below this depth
+
+
+def jaxpr_key(closed, depth: int = _RULE_DEPTH) -> Hashable:
+    """A hashable key: equal keys mean the same program, also for functions traced anew.
+
+    Functions held by an equation (custom derivative rules) have no value to compare, so a custom rule is compared by
+    the jaxpr of what it computes; any other function by identity.
+    """
+    jaxpr = closed.jaxpr
+    number = {v: i for i, v in enumerate([*jaxpr.constvars, *jaxpr.invars])}
+
+    def atom(v):
+        if isinstance(v, jex.Literal):
+            value = np.asarray(v.val)
+            return ("literal", str(v.aval), value.dtype.str, value.tobytes())
+        return number[v]
+
+    eqns = []
+    for eqn in jaxpr.eqns:
+        inputs = tuple(atom(v) for v in eqn.invars)
+        for v in eqn.outvars:
+            number[v] = len(number)
+        outs = tuple(v.aval for v in eqn.outvars)
+        eqns.append((eqn.primitive, inputs, outs, _params_key(eqn, depth)))
+    return (
+        tuple(v.aval for v in jaxpr.invars),
+        tuple(eqns),
+        tuple(atom(v) for v in jaxpr.outvars),
+        tuple(_value_key(c, depth) for c in closed.consts),
+    )
+
+
+def _params_key(eqn, depth: int) -> Hashable:
+    params = eqn.params
+    if eqn.primitive.name in _CUSTOM_RULES and depth > 0:
+        rule = _rule_jaxpr(eqn)
+        if rule is not None:
+            return (jaxpr_key(params["call_jaxpr"], depth - 1), jaxpr_key(rule, depth - 1), params["symbolic_zeros"])
+    return tuple((k, _value_key(v, depth)) for k, v in sorted(params.items()))
+
+
+def _rule_jaxpr(eqn):
+    """What the custom rule of `eqn` computes, as a jaxpr of its own; None where it cannot be traced here."""
+    avals = [v.aval for v in eqn.invars]
+    args = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    if not all(jnp.issubdtype(a.dtype, jnp.inexact) for a in avals):
+        return None
+
+    def call(*xs):
+        return eqn.primitive.bind(*xs, **eqn.params)
+
+    def forward(xs, tangents):
+        return jax.jvp(call, xs, tangents)
+
+    def reverse(xs, cotangents):
+        return jax.vjp(call, *xs)[1](cotangents)
+
+    try:
+        if eqn.primitive.name == "custom_jvp_call":
+            return jax.make_jaxpr(forward)(tuple(args), tuple(args))
+        outs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+        return jax.make_jaxpr(reverse)(tuple(args), outs)
+    except Exception:  # a rule that fails to trace will fail where it is used, with its own message
+        return None
+
+
+def _value_key(v, depth: int) -> Hashable:
+    if isinstance(v, jex.ClosedJaxpr):
+        return jaxpr_key(v, depth)
+    if isinstance(v, jex.Jaxpr):
+        return jaxpr_key(jex.ClosedJaxpr(v, []), depth) if not v.constvars else _Identity(v)
+    if isinstance(v, np.ndarray):
+        return ("array", v.dtype.str, v.shape, v.tobytes())
+    if isinstance(v, (list, tuple)):
+        return (type(v), tuple(_value_key(x, depth) for x in v))
+    if isinstance(v, dict):
+        return tuple((k, _value_key(x, depth)) for k, x in sorted(v.items(), key=lambda kv: str(kv[0])))
+    if isinstance(v, jax.Array):
+        return _Identity(v)
+    try:
+        hash(v)
+    except TypeError:
+        return _Identity(v)
+    return v
+
+
+# ---------------------------------------------------------------- abstract values
+
+
+def varying_axes(*values) -> frozenset:
+    """The manual mesh axes (of `shard_map`) along which any of the values varies."""
+    axes: frozenset = frozenset()
+    for x in values:
+        aval = x if hasattr(x, "weak_type") and not isinstance(x, jax.Array) else jax.typeof(x)
+        manual = getattr(aval, "manual_axis_type", None)
+        axes |= manual.varying if manual is not None else getattr(aval, "vma", frozenset())
+    return axes
+
+
+def vary(tree, axes: frozenset):
+    """Cast every array of `tree` to vary along `axes`: loop carries must have one type from the first iteration on."""
+
+    def cast(x):
+        missing = tuple(sorted(axes - varying_axes(x), key=str))
+        if not missing:
+            return x
+        if hasattr(jax.lax, "pcast"):
+            return jax.lax.pcast(x, missing, to="varying")
+        return jax.lax.pvary(x, missing)
+
+    return jax.tree.map(cast, tree) if axes else tree
+
+
+def while_loop(cond, body, init):
+    """`jax.lax.while_loop` whose carry varies along every manual axis that any part of it varies along."""
+    return jax.lax.while_loop(cond, body, vary(init, varying_axes(*jax.tree.leaves(init))))
+
+
+def count_down(count, body, init):
+    """`carry = body(i, carry)` for i = count - 1, .., 0; `count` may be traced."""
+    axes = varying_axes(count, *jax.tree.leaves(init))
+    start = vary((jnp.asarray(count, jnp.int32) - 1, init), axes)
+    return jax.lax.while_loop(lambda s: s[0] >= 0, lambda s: (s[0] - 1, body(s[0], s[1])), start)[1]
+
+
+class Typing:
+    """Shardings and manual axes of a call's operands, and the abstract results that agree with them."""
+
+    def __init__(self, avals: Sequence):
+        self._avals = avals
+        self._axes = varying_axes(*avals)
+        meshes = [a.sharding.mesh for a in avals if not a.sharding.mesh.empty]
+        self.mesh = meshes[0] if meshes else None
+
+    def spec(self, i: int, axis: int):
+        """The mesh axis along which operand `i` is sharded in dimension `axis`."""
+        spec = self._avals[i].sharding.spec
+        return spec[axis] if axis < len(spec) else None
+
+    def result(self, shape, dtype, spec=()):
+        """The abstract value of a result with this shape and dtype, sharded as `spec` says."""
+        kind: dict[str, Any] = {}
+        if self.mesh is not None:
+            kind["sharding"] = self.sharding(spec, len(shape))
+        if self._axes:
+            template = next(a for a in self._avals if varying_axes(a))
+            if hasattr(template, "manual_axis_type"):
+                kind["manual_axis_type"] = template.manual_axis_type.update(varying=self._axes)
+            else:
+                kind["vma"] = self._axes
+        return jax.core.ShapedArray(tuple(shape), dtype, **kind)
+
+    def sharding(self, spec, ndim: int):
+        full = tuple(spec) + (None,) * (ndim - len(tuple(spec)))
+        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(*full))
+
+    @property
+    def explicit(self) -> bool:
+        """Whether shardings are part of types here; loops then run under automatic axes."""
+        return self.mesh is not None and any(
+            t == jax.sharding.AxisType.Explicit for t in getattr(self.mesh, "axis_types", None) or ()
+        )
+
+
+def automatic(fun: Callable, operands, out_shardings) -> list:
+    """Run `fun(*operands)` with explicit mesh axes made automatic; results get the given shardings."""
+    return jax.sharding.auto_axes(fun, out_sharding=tuple(out_shardings))(*operands)

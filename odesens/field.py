@@ -1,0 +1,212 @@
+"""The right-hand side f(t, u, p), traced once to a program without captured values.
+
+Owns: taking user pytrees apart (differentiable leaves, other arrays, static leaves), the hoisted field, its checks, the
+flat state vector. Must not know: methods, loops, derivatives.
+"""
+
+import collections
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field as dataclass_field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .extension import evaluate, hoist, jaxpr_effects, jaxpr_key
+
+
+def is_array(x) -> bool:
+    """A leaf that is traced: NumPy and JAX arrays, tracers, Python floats; Python ints, bools and the rest are static."""
+    return isinstance(x, (jax.Array, np.ndarray, np.generic, float, complex)) and not _is_object(x)
+
+
+def _is_object(x) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype == object
+
+
+def is_inexact(x) -> bool:
+    """Whether a leaf has a derivative: floating point or complex."""
+    dtype = jnp.result_type(x) if isinstance(x, (float, complex)) else x.dtype
+    return jnp.issubdtype(dtype, jnp.inexact)
+
+
+class Flat:
+    """A list of arrays as one vector, and back; real leaves of a complex vector give and take their real parts.
+
+    Attributes
+    ----------
+    shapes, dtypes : of the leaves
+    size : total number of entries n
+    dtype : the vector's dtype, the common one of the leaves (the default float where there are none)
+    """
+
+    def __init__(self, leaves: Sequence):
+        self.shapes = tuple(tuple(x.shape) for x in leaves)
+        self.dtypes = tuple(np.dtype(x.dtype) for x in leaves)
+        self.sizes = tuple(int(np.prod(s, dtype=int)) for s in self.shapes)
+        self.size = sum(self.sizes)
+        self.dtype = np.dtype(_common(self.dtypes))
+
+    @property
+    def real_dtype(self) -> np.dtype:
+        return np.dtype(jnp.finfo(self.dtype).dtype)
+
+    def pack(self, leaves: Sequence, leading: tuple = ()) -> jax.Array:
+        """The vector (*leading, n) of leaves that share the leading axes."""
+        if not leaves:
+            return jnp.zeros((*leading, 0), self.dtype)
+        parts = [jnp.reshape(x, (*leading, n)).astype(self.dtype) for x, n in zip(leaves, self.sizes, strict=True)]
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+
+    def unpack(self, vector) -> list:
+        """The leaves of a vector, or of an array whose last axis is that vector (leading axes are kept)."""
+        out, start = [], 0
+        for shape, dtype, n in zip(self.shapes, self.dtypes, self.sizes, strict=True):
+            x = vector if len(self.sizes) == 1 else vector[..., start : start + n]
+            out.append(_cast(x, dtype).reshape(*vector.shape[:-1], *shape))
+            start += n
+        return out
+
+
+def _common(dtypes) -> Any:
+    out = None
+    for d in dtypes:
+        out = d if out is None else jnp.promote_types(out, d)
+    return jnp.result_type(float) if out is None else out
+
+
+def _cast(x, dtype):
+    if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        x = jnp.real(x)
+    return x.astype(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """A traced field; two traces of the same program are the same object, so that compiled code is shared.
+
+    Call it as `field(t, u, p, aux)` with the flat state u (n,), the differentiable parameter leaves p (captured values
+    first) and the other array operands aux; it returns du/dt (n,).
+    """
+
+    jaxpr: Any
+    kinds: tuple[tuple[str, int], ...]  # where each operand of the jaxpr after (t, *u) comes from
+    n_consts: int
+    state: Flat
+    n_p: int
+    n_aux: int
+    effects: frozenset = dataclass_field(default_factory=frozenset)
+
+    def __call__(self, t, u, p, aux):
+        pools = {"p": p, "aux": aux}
+        values = [pools[kind][i] for kind, i in self.kinds]
+        t = t.astype(self.state.real_dtype)
+        out = evaluate(self.jaxpr, *values[: self.n_consts], t, *self.state.unpack(u), *values[self.n_consts :])
+        return self.state.pack(out)
+
+    @property
+    def n_eqns(self) -> int:
+        return len(self.jaxpr.jaxpr.eqns)
+
+    def __repr__(self) -> str:
+        return f"<field of {self.state.size} states, {self.n_eqns} operations>"
+
+
+_FIELDS: collections.OrderedDict = collections.OrderedDict()  # interned fields, most recently used last
+_FIELDS_MAX = 512
+
+
+def trace_field(f: Callable, u, p) -> tuple[Field, list, list]:
+    """Trace `f(t, u, p)` once; returns the interned field and its operands p (differentiable) and aux (others).
+
+    Captured arrays and tracers become operands, floating ones in p, so that derivatives with respect to them are right.
+    """
+    check_signature(f)
+    u_leaves, u_tree = jax.tree.flatten(u)
+    p_leaves, p_tree = jax.tree.flatten(p)
+    dynamic = [i for i, x in enumerate(p_leaves) if is_array(x)]
+    state = Flat(u_leaves)
+
+    def flat(t, us, ps):
+        full = list(p_leaves)
+        for i, x in zip(dynamic, ps, strict=True):
+            full[i] = x
+        du = f(t, jax.tree.unflatten(u_tree, us), jax.tree.unflatten(p_tree, full))
+        return _checked_result(du, u_tree, us)
+
+    values = [jnp.asarray(p_leaves[i]) for i in dynamic]
+    t0 = jnp.zeros((), state.real_dtype)
+    jaxpr, consts, _ = hoist(flat, t0, u_leaves, values)
+    operands = [jnp.asarray(c) for c in consts] + values
+    kinds, pools = [], {"p": [], "aux": []}
+    for x in operands:
+        kind = "p" if is_inexact(x) else "aux"
+        kinds.append((kind, len(pools[kind])))
+        pools[kind].append(x)
+    new = Field(
+        jaxpr, tuple(kinds), len(consts), state, len(pools["p"]), len(pools["aux"]), jaxpr_effects(jaxpr.jaxpr)
+    )
+    return _intern(new), pools["p"], pools["aux"]
+
+
+def _intern(new: Field) -> Field:
+    key = (jaxpr_key(new.jaxpr), new.kinds, new.n_consts)
+    found = _FIELDS.pop(key, new)
+    _FIELDS[key] = found
+    if len(_FIELDS) > _FIELDS_MAX:
+        _FIELDS.popitem(last=False)
+    return found
+
+
+def check_signature(f) -> None:
+    """Refuse what is not f(t, u, p), by the number of arguments and by a time that is not the first."""
+    if not callable(f):
+        raise TypeError(f"f must be a function f(t, u, p), got {type(f).__name__}: {f!r}")
+    try:
+        parameters = inspect.signature(f).parameters.values()
+    except (TypeError, ValueError):  # builtins have no signature; tracing will tell
+        return
+    positional = [q for q in parameters if q.kind in (q.POSITIONAL_ONLY, q.POSITIONAL_OR_KEYWORD)]
+    required = [q for q in positional if q.default is q.empty]
+    variadic = any(q.kind is q.VAR_POSITIONAL for q in parameters)
+    names = [q.name for q in positional]
+    shown = f"f({', '.join(names)})"
+    if len(required) > 3 or (len(positional) < 3 and not variadic):
+        raise TypeError(
+            f"f must take three arguments f(t, u, p), got {shown}; "
+            "write p even where it is unused, and return du/dt instead of writing into an argument"
+        )
+    if "t" in names[1:3] and names[0] != "t":
+        raise TypeError(f"f must take its arguments in the order f(t, u, p), got {shown}: time comes first")
+
+
+def _checked_result(du, u_tree, us) -> list:
+    """The leaves of f's result cast to the state's dtypes, or an error that says what f must return."""
+    leaves, tree = jax.tree.flatten(du)
+    shapes = [jnp.shape(x) for x in leaves]
+    want = [x.shape for x in us]
+    if tree != u_tree:
+        hint = "; return an array, e.g. jnp.stack([...])" if isinstance(du, (list, tuple)) and len(us) == 1 else ""
+        raise TypeError(
+            f"f must return du/dt with the structure of u: expected {u_tree} with shapes {want}, "
+            f"got {tree} with shapes {shapes}{hint}"
+        )
+    if shapes != want:
+        raise ValueError(f"f must return du/dt with the shapes of u: expected {want}, got {shapes}")
+    out = []
+    for x, u in zip(leaves, us, strict=True):
+        dtype = jnp.result_type(x)
+        weak = not isinstance(x, jax.Array) or jnp.asarray(x).weak_type
+        if jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.issubdtype(u.dtype, jnp.complexfloating):
+            raise TypeError(
+                f"f returned {dtype} for a state of dtype {u.dtype}: give a complex u0, or return the real part"
+            )
+        if not weak and jnp.issubdtype(dtype, jnp.inexact) and jnp.promote_types(dtype, u.dtype) != u.dtype:
+            raise TypeError(
+                f"f returned {dtype} for a state of dtype {u.dtype}: a parameter or constant of wider dtype is mixed "
+                f"in; give u0 as {dtype}, or cast the parameters to {u.dtype}"
+            )
+        out.append(jnp.asarray(x).astype(u.dtype))
+    return out

@@ -1,0 +1,46 @@
+"""Lanes: many solves of one problem in lockstep, as one leading axis that the loops themselves know about.
+
+Owns: mapping a one-lane function over the lanes, reductions over them. Must not know: what a lane computes.
+
+A loop written for lanes maps only its arithmetic, never itself: the buffers of the record stay outside the mapped part
+and get one row for all lanes, so that nothing is selected or copied where lanes differ in when they finish.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Lanes(NamedTuple):
+    """`size` lanes along a leading axis, or one solve without such an axis where `size` is None."""
+
+    size: int | None
+
+    def map(self, fn: Callable, in_axes=0) -> Callable:
+        """`fn` of one lane as a function of all of them; `in_axes` as in `jax.vmap`."""
+        if self.size is None:
+            return fn
+        return jax.vmap(fn, in_axes=in_axes, axis_size=self.size)
+
+    def spread(self, x):
+        """A value that all lanes share, given to each."""
+        return x if self.size is None else jnp.broadcast_to(x, (self.size, *jnp.shape(x)))
+
+    def row(self, buffer, i):
+        """Row i of a record buffer whose leading axis counts rows."""
+        return jax.lax.dynamic_index_in_dim(buffer, i, keepdims=False)
+
+    def gather(self, buffer, index):
+        """Row `index` of each lane: buffer (rows, [lanes], ..), index ([lanes], ..) -> ([lanes], .., ..)."""
+        if self.size is None:
+            return buffer[index]
+        return jax.vmap(lambda b, i: b[i], in_axes=(1, 0))(buffer, index)
+
+    def put(self, buffer, index, values, pending):
+        """Write `values` ([lanes], ..) at row `index` of each lane of buffer ([lanes], rows, ..) where `pending`."""
+        if self.size is None:  # written only where something is pending
+            return jax.lax.dynamic_update_index_in_dim(buffer, values, index, 0)
+        index = jnp.where(pending, index, buffer.shape[1])
+        return buffer.at[jnp.arange(self.size), index].set(values, mode="drop")

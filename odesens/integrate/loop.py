@@ -1,0 +1,289 @@
+"""The time loop: attempt, decide, save, record, until every lane has reached its end or failed.
+
+Owns: adaptive and fixed stepping, saving at given times, writing the record, stopping conditions. Must not know:
+adjoints, primitives, user types. It sees a flat field `f(t, u, p)` of one lane and a tableau.
+
+The loop is written for lanes (see `lanes`): arithmetic is mapped over them, buffers are not.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..extension import vary, varying_axes, while_loop
+from ..methods import explicit
+from ..methods.controller import PIDController, initial_step
+from ..methods.tableaus import Tableau
+from ..status import ReturnCode
+from .lanes import Lanes
+from .record import Record, empty
+
+RUNNING = -1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is fixed when the loop is compiled."""
+
+    tableau: Tableau
+    controller: PIDController
+    adaptive: bool
+    first_step_given: bool
+    max_steps: int
+    roll: bool
+
+    @property
+    def error_order(self) -> int:
+        """The order k of the error estimate's decay with the step size."""
+        t = self.tableau
+        return t.order if t.b_err_low is not None else min(t.order, t.embedded_order or t.order) + 1
+
+
+class Options(NamedTuple):
+    """What may change without compiling again: tolerances () or (n,), step sizes ()."""
+
+    reltol: Any
+    abstol: Any
+    dt0: Any
+    dtmin: Any
+    dtmax: Any
+
+
+class Task(NamedTuple):
+    """One lane's problem, or all lanes' along leading axes: u' = f(t, u, p) from (t0, u0) to t1, saved at ts (m,)."""
+
+    f: Callable
+    u0: Any
+    p: Any
+    p_axes: Any
+    t0: Any
+    t1: Any
+    ts: Any
+
+
+class Lane(NamedTuple):
+    """The state of one lane."""
+
+    t: Any
+    t_lo: Any
+    u: Any
+    f0: Any
+    dt: Any
+    err1: Any
+    err2: Any
+    saved: Any
+    naccept: Any
+    nreject: Any
+    nf: Any
+    code: Any
+
+
+class Trial(NamedTuple):
+    """A step tried from a lane's state, and what it decided."""
+
+    dt: Any
+    k: Any
+    u1: Any
+    t: Any
+    t_lo: Any
+    accepted: Any
+
+
+class Result(NamedTuple):
+    """us ([lanes], m, n) with NaN where not reached; the record, if asked for; how each lane ended."""
+
+    us: Any
+    record: Record | None
+    lane: Lane
+
+
+def two_sum(a, b):
+    """a + b as a rounded head and its exact tail (Knuth, TAOCP vol. 2, section 4.2.2, theorem B)."""
+    s = a + b
+    c = s - a
+    return s, (a - (s - c)) + (b - c)
+
+
+def direction(t0, t1):
+    return jnp.where(t1 >= t0, 1, -1).astype(t0.dtype)
+
+
+def start(settings: Settings, f, u0, t0, t1, ts, options: Options) -> Lane:
+    """The state of a lane before its first step."""
+    tableau = settings.tableau
+    real = jnp.finfo(u0.dtype).dtype
+    need_f0 = tableau.fsal or not settings.first_step_given
+    f0 = f(t0, u0) if need_f0 else jnp.zeros_like(u0)
+    if settings.first_step_given:
+        dt = direction(t0, t1) * jnp.abs(options.dt0)
+    else:
+        dt = initial_step(f, t0, u0, f0, t1, settings.error_order - 1, options.abstol, options.reltol)
+    finite = jnp.all(jnp.isfinite(f0)) & jnp.all(jnp.isfinite(u0))
+    code = jnp.where(t0 == t1, ReturnCode.Success, jnp.where(finite, RUNNING, ReturnCode.NonFinite))
+    one = jnp.ones((), real)
+    saved = jnp.sum(ts == t0, dtype=jnp.int32)
+    count = jnp.zeros((), jnp.int32)
+    nf = jnp.asarray(int(need_f0) + int(not settings.first_step_given), jnp.int32)
+    zero = jnp.zeros_like(t0)
+    return Lane(t0, zero, u0, f0, dt, one, one, saved, count, count, nf, code.astype(jnp.int32))
+
+
+def attempt(settings: Settings, f, lane: Lane, t_stop, options: Options) -> tuple[Trial, Lane]:
+    """Try one step towards t_stop; returns it and the lane's next state (unchanged where it had finished)."""
+    tableau = settings.tableau
+    remaining = (t_stop - lane.t) - lane.t_lo
+    dt = jnp.clip(lane.dt, -options.dtmax, options.dtmax)
+    hit = jnp.abs(dt) * (1 + 1e-6) >= jnp.abs(remaining)
+    dt = jnp.where(hit, remaining, dt)
+    k1 = lane.f0 if tableau.fsal else f(lane.t, lane.u)
+    k = explicit.stages(tableau, f, lane.t, lane.t_lo, lane.u, dt, k1, t_stop, roll=settings.roll)
+    u1 = explicit.advance(tableau, lane.u, dt, k)
+    finite = jnp.all(jnp.isfinite(u1))
+    if settings.adaptive:
+        err = explicit.error_norm(tableau, lane.u, u1, dt, k, options.abstol, options.reltol)
+    else:
+        err = jnp.zeros_like(lane.err1)
+    active = lane.code == RUNNING
+    accepted = active & (err <= 1) & finite
+
+    t, t_lo = two_sum(lane.t, lane.t_lo + dt)
+    t, t_lo = jnp.where(hit, t_stop, t), jnp.where(hit, 0, t_lo)
+    trial = Trial(dt, k, u1, t, t_lo, accepted)
+    return trial, _decide(settings, lane, trial, err, hit, active, options)
+
+
+def _decide(settings: Settings, lane: Lane, trial: Trial, err, hit, active, options: Options) -> Lane:
+    """Accept or reject, propose the next step size, and find out whether the lane has ended."""
+    accepted = trial.accepted
+    rejected = active & ~accepted
+    finite = jnp.isfinite(err)
+    if settings.adaptive:
+        err = jnp.where(jnp.all(jnp.isfinite(trial.u1)), err, jnp.inf)
+        factor = settings.controller.factor(settings.error_order, err, lane.err1, lane.err2, accepted)
+        proposed = trial.dt * factor.astype(trial.dt.dtype)
+        # a step cut short by its stop says nothing against the size proposed before it
+        dt = jnp.where(accepted & hit & (jnp.abs(proposed) < jnp.abs(lane.dt)), lane.dt, proposed)
+        dt = jnp.where(accepted, jnp.sign(dt) * jnp.maximum(jnp.abs(dt), options.dtmin), dt)
+        limit = jnp.maximum(options.dtmin, jnp.finfo(trial.dt.dtype).eps * 2.0**-12 * jnp.abs(lane.t))
+        stuck = rejected & ((jnp.abs(dt) < limit) | (dt == 0))
+        dt = jnp.where(active, dt, lane.dt)
+    else:
+        dt, stuck = lane.dt, rejected
+    naccept = lane.naccept + accepted
+    nreject = lane.nreject + rejected
+    failed = jnp.where(finite & settings.adaptive, ReturnCode.DtTooSmall, ReturnCode.NonFinite)
+    spent = naccept + nreject >= settings.max_steps
+    code = jnp.where(spent, ReturnCode.MaxSteps, RUNNING)
+    code = jnp.where(stuck, failed, code)
+    code = jnp.where(accepted & hit, ReturnCode.Success, code).astype(jnp.int32)
+    evaluations = settings.tableau.stages - int(settings.tableau.fsal)
+    keep = jnp.where(accepted, 1, 0).astype(bool)
+    return Lane(
+        t=jnp.where(keep, trial.t, lane.t),
+        t_lo=jnp.where(keep, trial.t_lo, lane.t_lo),
+        u=jnp.where(keep, trial.u1, lane.u),
+        f0=jnp.where(keep, trial.k[-1], lane.f0) if settings.tableau.fsal else lane.f0,
+        dt=dt,
+        err1=jnp.where(keep, err, lane.err1),
+        err2=jnp.where(keep, lane.err1, lane.err2),
+        saved=lane.saved,
+        naccept=naccept,
+        nreject=nreject,
+        nf=lane.nf + evaluations * active,
+        code=jnp.where(active, code, lane.code),
+    )
+
+
+def save(settings: Settings, lanes: Lanes, task: Task, us, old: Lane, trial: Trial, new: Lane):
+    """Write the dense output at every saved time that the step just accepted has passed."""
+    tableau = settings.tableau
+    m = task.ts.shape[-1]
+
+    def next_save(lane_saved, t0, t1, ts, accepted, t, t_lo):
+        target = ts[jnp.minimum(lane_saved, m - 1)]
+        passed = direction(t0, t1) * ((target - t) - t_lo) <= 0
+        return target, accepted & (lane_saved < m) & passed
+
+    find = lanes.map(next_save)
+
+    def pending(saved):
+        return find(saved, task.t0, task.t1, task.ts, trial.accepted, trial.t, trial.t_lo)
+
+    def dense(p, old, trial, t1):
+        f = lambda t, u: task.f(t, u, p)
+        return explicit.extra_stages(
+            tableau, f, old.t, old.t_lo, old.u, trial.dt, trial.k, t1, roll=settings.roll
+        )
+
+    any_pending = jnp.any(pending(new.saved)[1])
+    if tableau.n_extra:
+        evaluate = lanes.map(dense, (task.p_axes, 0, 0, 0))
+        pad = [(0, 0)] * (trial.k.ndim - 2) + [(0, tableau.n_extra), (0, 0)]
+        k = jax.lax.cond(
+            any_pending,
+            lambda: evaluate(task.p, old, trial, task.t1),
+            lambda: jnp.pad(trial.k, pad),
+        )
+        new = new._replace(nf=new.nf + tableau.n_extra * pending(new.saved)[1])
+    else:
+        k = trial.k
+
+    def value(target, old, trial, k):
+        theta = jnp.clip(((target - old.t) - old.t_lo) / jnp.where(trial.dt == 0, 1, trial.dt), 0, 1)
+        inside = explicit.interpolate(tableau, old.u, trial.dt, k, theta)
+        return jnp.where((target == trial.t) & (trial.t_lo == 0), trial.u1, inside)
+
+    def emit(state):
+        us, saved = state
+        target, due = pending(saved)
+        us = lanes.put(us, saved, lanes.map(value)(target, old, trial, k), due)
+        return us, saved + due
+
+    us, saved = while_loop(lambda s: jnp.any(pending(s[1])[1]), emit, (us, new.saved))
+    return us, new._replace(saved=saved)
+
+
+def integrate(settings: Settings, task: Task, options: Options, options_axes, lanes: Lanes, *, record: bool) -> Result:
+    """Integrate every lane of `task`; with `record`, keep each accepted step."""
+    with_field = lanes.map(
+        lambda p, *args: start(settings, lambda t, u: task.f(t, u, p), *args), (task.p_axes, 0, 0, 0, 0, options_axes)
+    )
+    lane = with_field(task.p, task.u0, task.t0, task.t1, task.ts, options)
+    step = lanes.map(
+        lambda p, lane, t1, options: attempt(settings, lambda t, u: task.f(t, u, p), lane, t1, options),
+        (task.p_axes, 0, 0, options_axes),
+    )
+    m, n = task.ts.shape[-1], task.u0.shape[-1]
+    at_start = (task.ts == task.t0[..., None])[..., None]
+    us = jnp.where(at_start, task.u0[..., None, :], jnp.asarray(jnp.nan, task.u0.dtype))
+    rec = empty(settings.max_steps + 1, lanes, task.t1, n, task.u0.dtype) if record else None
+
+    def body(state):
+        lane, us, rec, row = state
+        trial, new = step(task.p, lane, task.t1, options)
+        if m:
+            us, new = save(settings, lanes, task, us, lane, trial, new)
+        if record:
+            taken = jnp.where(trial.accepted, trial.dt, 0)
+            rec = _write(rec, row, lane, taken)
+            row = row + jnp.any(trial.accepted)
+        return new, us, rec, row
+
+    axes = varying_axes(*jax.tree.leaves((lane, task.t0, task.t1)))
+    init = vary((lane, us, rec, jnp.zeros((), jnp.int32)), axes)
+    lane, us, rec, row = while_loop(lambda s: jnp.any(s[0].code == RUNNING), body, init)
+    if rec is not None:
+        rec = _write(rec, row, lane, jnp.zeros_like(lane.dt))
+        rec = rec._replace(size=row, code=lane.code)
+    return Result(us, rec, lane)
+
+
+def _write(rec: Record, row, lane: Lane, dt) -> Record:
+    times = jnp.stack([lane.t, lane.t_lo, dt], axis=-1)
+    return rec._replace(
+        times=jax.lax.dynamic_update_index_in_dim(rec.times, times, row, 0),
+        states=jax.lax.dynamic_update_index_in_dim(rec.states, lane.u, row, 0),
+    )

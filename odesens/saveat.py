@@ -1,0 +1,83 @@
+"""Saved times: from `saveat` in its three forms to an array of times, checked where its values are known.
+
+Owns: `saved_times`, reading concrete values out of arrays. Must not know: how values at those times come about.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def concrete(x) -> np.ndarray | None:
+    """The value of an array, also of one that is being differentiated eagerly; None where it is only traced."""
+    if not isinstance(x, jax.core.Tracer):
+        return np.asarray(x)
+    try:
+        if x.ndim == 0:
+            return np.asarray(float(jax.lax.stop_gradient(x)))
+        return np.asarray(jax.lax.stop_gradient(x))
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
+        return None
+
+
+def saved_times(saveat, t0, t1, dtype):
+    """The times (m,) at which values are saved; None where every accepted step is."""
+    if saveat is None:
+        return None
+    if isinstance(saveat, (str, bytes, bool)):
+        raise TypeError(f"saveat must be a step, an array of times or None, got {saveat!r}")
+    array = jnp.asarray(saveat)
+    if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
+        raise TypeError(f"saveat must hold real times, got dtype {array.dtype}")
+    array = array.astype(dtype)
+    if array.ndim == 0:
+        return _steps(array, t0, t1)
+    if array.ndim != 1:
+        raise ValueError(f"saveat must be a step or a one-dimensional array of times, got shape {array.shape}")
+    return _checked(array, t0, t1)
+
+
+def _steps(step, t0, t1):
+    """t0, t0 + step, .. and t1, in the direction of the span."""
+    h, start, stop = concrete(step), concrete(t0), concrete(t1)
+    if h is None or start is None or stop is None:
+        raise ValueError(
+            "saveat as a step needs a tspan and a step that are not traced, since the number of saves is a shape: "
+            "give saveat as an array of times, e.g. t0 + (t1 - t0) * jnp.linspace(0, 1, m)"
+        )
+    if not np.isfinite(h) or h <= 0:
+        raise ValueError(f"saveat as a step must be positive and finite, got {float(h)}; its direction is that of tspan")
+    span = abs(float(stop) - float(start))
+    count = int(np.floor(span / float(h) * (1 + 4 * np.finfo(step.dtype).eps) + 1e-9))
+    signed = jnp.where(t1 >= t0, step, -step)
+    ts = t0 + signed * jnp.arange(count + 1, dtype=step.dtype)
+    lands = abs(count * float(h) - span) <= 1e-6 * float(h)
+    if span == 0:
+        return ts
+    return jnp.concatenate([ts[:-1] if lands else ts, t1[None]])
+
+
+def _checked(ts, t0, t1):
+    """Exactly these times; where they are known, monotone and within the span (rounding forgiven)."""
+    known, start, stop = concrete(ts), concrete(t0), concrete(t1)
+    if known is None or start is None or stop is None or known.size == 0:
+        return ts
+    if not np.all(np.isfinite(known)):
+        raise ValueError("saveat holds times that are not finite")
+    low, high = min(start, stop), max(start, stop)
+    slack = 16 * np.finfo(ts.dtype).eps * max(abs(low), abs(high), high - low)
+    if known.min() < low - slack or known.max() > high + slack:
+        raise ValueError(
+            f"saveat must lie within tspan = ({float(start):g}, {float(stop):g}), "
+            f"got times from {known.min():g} to {known.max():g}"
+        )
+    steps = np.diff(known) * (1 if stop >= start else -1)
+    if np.any(steps < 0):
+        at = int(np.argmax(steps < 0))
+        raise ValueError(
+            f"saveat must go from t0 to t1 without turning back, got {known[at]:g} before {known[at + 1]:g} "
+            f"on tspan = ({float(start):g}, {float(stop):g}); sort it"
+        )
+    if known.min() < low or known.max() > high:
+        ts = jnp.clip(ts, jnp.minimum(t0, t1), jnp.maximum(t0, t1))
+    return ts

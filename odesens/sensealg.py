@@ -1,0 +1,112 @@
+"""The six sensitivity algorithms, as data: which way derivatives of a solve are computed.
+
+Owns: their names and options, one paragraph each. Must not know: how they are done (`odesens.sensitivity`).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class SensitivityAlgorithm:
+    """Base of the sensitivity algorithms.
+
+    `residual` says what a solve keeps for its derivatives: "mesh" (the accepted steps), "saves" (the states at the
+    saved times), or "nothing".
+    """
+
+    residual: ClassVar[str] = "mesh"
+
+
+@dataclass(frozen=True)
+class DiscreteAdjoint(SensitivityAlgorithm):
+    """The exact derivative of the discrete solution, the default.
+
+    Each accepted step is a map u_(i+1) = S(t_i, u_i, p, dt_i); with the step sizes frozen, tangents are pushed and
+    cotangents pulled through the recorded maps. No second adaptive solve and no tolerance of its own; forward and
+    reverse mode are transposes of each other to rounding. Cost: one vjp of a step for each step. Error: that of the
+    solve. (Hairer, Norsett, Wanner I, section II.6, "internal differentiation"; Sandu, On the properties of Runge-Kutta
+    discrete adjoints, ICCS 2006.)
+    """
+
+
+@dataclass(frozen=True)
+class ContinuousAlgorithm(SensitivityAlgorithm):
+    """Options of the algorithms that solve a second differential equation.
+
+    Parameters
+    ----------
+    alg : algorithm of that solve; the solve's own by default
+    reltol, abstol : its tolerances; the solve's own by default
+    max_steps : its bound on attempts; the solve's own by default
+    """
+
+    alg: Any = None
+    reltol: float | None = None
+    abstol: float | None = None
+    max_steps: int | None = None
+
+    def __post_init__(self):
+        for name in ("reltol", "abstol"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{type(self).__name__} needs {name} > 0, got {value!r}")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"{type(self).__name__} needs max_steps >= 1, got {self.max_steps!r}")
+
+
+@dataclass(frozen=True)
+class InterpolatingAdjoint(ContinuousAlgorithm):
+    """The continuous adjoint, lam and the parameter integral in one backward equation.
+
+        lam' = -f_u^T lam,   p_bar' = -f_p^T lam,   lam jumps by w_j at each saved time t_j
+
+    with u(t) from the dense output of the recorded steps, within which the backward steps stay. Error control covers
+    lam and p_bar together: n + n_p states backward. (Cao, Li, Petzold, Serban, SIAM J. Sci. Comput. 24 (2003).)
+    """
+
+
+@dataclass(frozen=True)
+class QuadratureAdjoint(ContinuousAlgorithm):
+    """The continuous adjoint, lam first, its mesh recorded; then int f_p^T lam dt by Gauss-Kronrod on each step.
+
+    The quadrature halves a step's panels until the Gauss-Kronrod estimate meets the tolerances. n states backward, one
+    more record. Good for many parameters and a tight tolerance. (SciMLSensitivity's `QuadratureAdjoint`; Piessens et al., QUADPACK, 1983.)
+    """
+
+
+@dataclass(frozen=True)
+class GaussAdjoint(ContinuousAlgorithm):
+    """The continuous adjoint, with the parameter integral by Gauss nodes inside each backward step as it is taken.
+
+    n states backward, nothing recorded backward, parameters cost one vjp a step whatever their number. Good for large
+    systems and many parameters. (Norcliffe and Deisenroth, Faster Training of Neural ODEs Using Gauss-Legendre
+    Quadrature, TMLR 2023.)
+    """
+
+
+@dataclass(frozen=True)
+class BacksolveAdjoint(ContinuousAlgorithm):
+    """The continuous adjoint that integrates u backwards too, so that no step is recorded.
+
+    Parameters
+    ----------
+    restart : start u anew from the saved state at each saved time (default). Without it, u comes from the final state
+        alone: O(1) memory, and wrong wherever the backward equation is unstable (stiff or strongly damped problems).
+
+    (Chen, Rubanova, Bettencourt, Duvenaud, Neural Ordinary Differential Equations, NeurIPS 2018, algorithm 1.)
+    """
+
+    restart: bool = True
+    residual: ClassVar[str] = "saves"
+
+
+@dataclass(frozen=True)
+class ForwardSensitivity(ContinuousAlgorithm):
+    """The tangent equations s' = f_u s + f_p x, with error control on the tangents; gradients from all directions.
+
+    Cost: n (1 + directions) states, so for gradients only with few states and parameters; for one directional
+    derivative it is the natural choice. (Hairer, Norsett, Wanner I, section I.14.)
+    """
+
+    residual: ClassVar[str] = "nothing"

@@ -1,0 +1,72 @@
+"""`InterpolatingAdjoint`: lam and the parameter integral in one backward equation, u(t) from the dense record.
+
+Owns: the joint state (lam, p_bar). Must not know: the sweep's stepping.
+"""
+
+import jax.numpy as jnp
+
+from ..field import Flat
+from . import backward
+from .augment import Flow
+from .continuous import add_impulse, outputs, prepare, pullback, recorded_step, state_at
+
+
+def adjoint(flow: Flow, w, wanted: list[int]):
+    """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted parameter leaves; and a code."""
+    adj = prepare(flow, w, wanted)
+    pack = Joint(flow, adj.params_axes, wanted, adj.size)
+
+    def rhs(t, y, step, params):
+        lam = pack.lam(y)
+        lam_dot, p_dot = pullback(adj, t, state_at(adj, step, t), params, lam)
+        return -pack.join(lam_dot, p_dot)
+
+    sweep = backward.Sweep(
+        adj.settings,
+        flow.lanes,
+        adj.options,
+        flow.axes["options"],
+        adj.params,
+        adj.params_axes,
+        rhs,
+        lambda i: recorded_step(adj, i),
+        add_impulse(adj),
+        adj.w,
+    )
+    y1 = flow.lanes.spread(jnp.zeros(pack.size, pack.dtype))
+    y, _, code = backward.run(sweep, y1, flow.t0, flow.t1, flow.ts, jnp.max(adj.record.size))
+    lam, p_bar = pack.split(y)
+    return outputs(adj, lam, p_bar, code)
+
+
+class Joint:
+    """(lam, p_bar) of one lane as one vector."""
+
+    def __init__(self, flow: Flow, params_axes, wanted: list[int], n_lam: int):
+        self.lanes = flow.lanes
+        self.axes = [params_axes["p"][i] for i in wanted]
+        shaped = [flow.p[i] if axis is None else flow.p[i][0] for i, axis in zip(wanted, self.axes, strict=True)]
+        self.flat = Flat(shaped)
+        self.n_lam = n_lam
+        self.lam_dtype = flow.u0.dtype
+        self.dtype = jnp.promote_types(flow.u0.dtype, self.flat.dtype) if wanted else flow.u0.dtype
+        self.size = n_lam + self.flat.size
+
+    def lam(self, y):
+        part = y[..., : self.n_lam]
+        real = not jnp.issubdtype(self.lam_dtype, jnp.complexfloating)
+        return (jnp.real(part) if real else part).astype(self.lam_dtype)
+
+    def join(self, lam, p_bar: list):
+        parts = [lam.astype(self.dtype)]
+        if self.flat.size:
+            parts.append(self.flat.pack(p_bar).astype(self.dtype))
+        return jnp.concatenate(parts)
+
+    def split(self, y):
+        """lam and the leaves; those that all lanes share are summed over the lanes."""
+        leaves = self.flat.unpack(y[..., self.n_lam :])
+        shared = self.lanes.size is not None
+        return self.lam(y), [
+            jnp.sum(g, 0) if shared and axis is None else g for g, axis in zip(leaves, self.axes, strict=True)
+        ]

@@ -1,0 +1,173 @@
+"""`ODESolution`: what a solve returns.
+
+Owns: access to saved values, dense output, how the solve ended. Must not know: how values and derivatives are computed.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .call import RECORD, Call
+from .primitive import flow
+from .saveat import concrete
+from .status import ReturnCode
+
+
+class Stats(NamedTuple):
+    """Counts: evaluations of f, accepted and rejected steps."""
+
+    nf: Any
+    naccept: Any
+    nreject: Any
+
+
+@jax.tree_util.register_pytree_node_class
+class ODESolution:
+    """The solution of an `ODEProblem`; a pytree, which may leave `jit` and `vmap`.
+
+    Attributes
+    ----------
+    t : array (m,)
+        The saved times.
+    u : pytree of arrays (m, ..)
+        The state at those times: the structure of u0 with a leading time axis.
+    retcode : ReturnCode, or an integer array under a transform
+    stats : Stats
+        `nf`, `naccept`, `nreject`.
+
+    `sol[i]` is the state at saved time i, `len(sol)` and iteration go over saved times, and `sol(t)` is the state at any
+    time in the span, see `__call__`.
+    """
+
+    def __init__(self, t, u, code, stats: Stats, operands, record, call: Call, u_tree):
+        self.t = t
+        self.u = u
+        self._code = code
+        self.stats = stats
+        self._operands = operands
+        self._record = record
+        self._call = call
+        self._u_tree = u_tree
+
+    def tree_flatten(self):
+        return (self.t, self.u, self._code, self.stats, self._operands, self._record), (self._call, self._u_tree)
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        return cls(*children, *static)
+
+    @property
+    def retcode(self):
+        known = None if jnp.ndim(self._code) else concrete(self._code)
+        return self._code if known is None else ReturnCode(int(known))
+
+    @property
+    def success(self):
+        """Whether the end of the span was reached: a bool, or a boolean array under a transform."""
+        ok = self._code <= ReturnCode.Terminated
+        known = None if jnp.ndim(ok) else concrete(ok)
+        return ok if known is None else bool(known)
+
+    def __len__(self) -> int:
+        return self.t.shape[0]
+
+    def __getitem__(self, i):
+        if isinstance(i, str):
+            raise TypeError(f"sol[{i!r}]: saved states are indexed by number; for a named component write sol.u[{i!r}]")
+        return jax.tree.map(lambda x: x[i], self.u)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def __call__(self, t, deriv: int = 0):
+        """The state at time t, or its time derivative of order `deriv`.
+
+        Parameters
+        ----------
+        t : real scalar or array (..)
+            Times within the span, in any order.
+        deriv : int
+            Order of the derivative in t, which is that of the differential equation at the interpolated state: du/dt =
+            f(t, u(t), p), and so on.
+
+        Returns
+        -------
+        pytree like u0, with t's axes leading
+
+        Raises
+        ------
+        ValueError
+            For a time outside the span; under a transform the value is NaN.
+
+        With `dense=True`, or where every step was saved, u(t) comes from the method's dense output on the recorded
+        steps; otherwise the problem is solved again with t as saved times. Differentiable either way, in t and in
+        everything that the solution depends on.
+        """
+        if jnp.ndim(self._code):
+            raise TypeError("this solution holds several lanes: call it as jax.vmap(lambda sol: sol(t))(sol)")
+        if deriv < 0:
+            raise ValueError(f"deriv must be >= 0, got {deriv}")
+        call = self._call
+        t0 = self._operands[call.i_t0]
+        if not jnp.issubdtype(jnp.result_type(t), jnp.floating) and not jnp.issubdtype(jnp.result_type(t), jnp.integer):
+            raise TypeError(f"sol(t) needs real times, got dtype {jnp.result_type(t)}")
+        times = jnp.asarray(t).astype(t0.dtype)
+        self._check_span(times)
+        shape = times.shape
+        at = self._at
+        for _ in range(deriv):
+            at = _time_derivative(at)
+        leaves = at(times.reshape(-1))
+        return jax.tree.unflatten(self._u_tree, [x.reshape(*shape, *x.shape[1:]) for x in leaves])
+
+    def _at(self, ts) -> list:
+        call = self._call
+        if self._record is not None:
+            given = dataclasses.replace(call, given_record=True, mapped=(False,) * (len(self._operands) + RECORD))
+            return flow(given, *self._with_times(ts), *self._record)
+        reverse = self._operands[call.i_t0] > self._operands[call.n_fixed - 6]
+        order = jnp.argsort(jnp.where(reverse, -ts, ts))
+        us = flow(call, *self._with_times(ts[order]))[: call.n_u]
+        back = jnp.argsort(order)
+        return [x[back] for x in us]
+
+    def _with_times(self, ts) -> list:
+        operands = list(self._operands)
+        operands[self._call.i_ts] = ts
+        return operands
+
+    def _check_span(self, times):
+        call = self._call
+        known, t0, t1 = (concrete(x) for x in (times, self._operands[call.i_t0], self._operands[call.n_fixed - 6]))
+        if known is None or t0 is None or t1 is None or known.size == 0:
+            return
+        low, high = min(t0, t1), max(t0, t1)
+        if not (known.min() >= low and known.max() <= high):
+            raise ValueError(
+                f"sol(t) needs times within tspan = ({float(t0):g}, {float(t1):g}), "
+                f"got {known.min():g} to {known.max():g}"
+            )
+
+    def __repr__(self) -> str:
+        shapes = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", self.u)
+        shown = shapes if isinstance(shapes, str) else repr(shapes).replace("'", "")
+        code = self.retcode
+        if isinstance(code, ReturnCode):
+            ends = ""
+            if len(self):
+                t = np.asarray(concrete(self.t))
+                ends = f", t = {t[0]:g} .. {t[-1]:g}" if t.dtype != object and t.ndim else ""
+            counts = [concrete(x) for x in self.stats]
+            steps = ""
+            if all(c is not None for c in counts):
+                nf, naccept, nreject = (int(c) for c in counts)
+                steps = f", {naccept} steps ({nreject} rejected), {nf} evaluations of f"
+            return f"ODESolution({code.name}: {len(self)} saves{ends}, u: {shown}{steps})"
+        return f"ODESolution(t: {list(jnp.shape(self.t))}, u: {shown})"
+
+
+def _time_derivative(at):
+    return lambda ts: jax.jvp(at, (ts,), (jnp.ones_like(ts),))[1]

@@ -1,0 +1,321 @@
+"""`solve`: from a user's problem to one call of the flow primitive, and back to a solution.
+
+Owns: options and their defaults, validation before tracing, saved times. Must not know: numerics, derivative rules.
+"""
+
+import dataclasses
+import math
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import algorithms
+from .call import RECORD, Call, Spec
+from .extension import vary, varying_axes
+from .field import trace_field
+from .integrate.loop import Options, Settings
+from .methods.controller import PIController, PIDController
+from .methods.explicit import ROLL_ABOVE
+from .primitive import flow
+from .problem import ODEProblem, check_options, check_tspan
+from .saveat import concrete, saved_times
+from .sensealg import ContinuousAlgorithm, DiscreteAdjoint, SensitivityAlgorithm
+from .solution import ODESolution, Stats
+
+DEFAULTS = {
+    "saveat": None,
+    "dense": False,
+    "reltol": None,
+    "abstol": None,
+    "dt0": None,
+    "dtmin": 0.0,
+    "dtmax": math.inf,
+    "adaptive": None,
+    "controller": PIController(),
+    "max_steps": 4096,
+    "sensealg": None,
+    "throw": True,
+}
+
+
+def solve(prob: ODEProblem, alg=None, *, u0: Any = None, p: Any = None, tspan: Any = None, **options) -> ODESolution:
+    """Solve du/dt = f(t, u, p) from u(t0) = u0 over tspan = (t0, t1).
+
+    Differentiable to any order, in forward and reverse mode, with respect to u0, p, t0, t1, each saved time, and
+    whatever floating arrays f captures; under `jit`, `vmap`, `scan`, `shard_map` and any nesting of them.
+
+    Parameters
+    ----------
+    prob : ODEProblem
+    alg : algorithm, optional
+        `Tsit5()` (the default), `Vern7()`, ...
+    u0, p, tspan : optional
+        Override the problem's. Gradients are the same to the last bit whichever way a value is given.
+    saveat : float, array (m,) or None
+        A step h > 0: saves at t0, t0 + h, .. and t1 (needs a span that is not traced). An array: exactly those times,
+        in the direction of the span, repeats allowed, empty allowed. None: every accepted step; under a transform,
+        max_steps + 1 rows whose tail repeats the final state.
+    dense : bool
+        Keep the accepted steps, so that `sol(t)` interpolates; otherwise `sol(t)` solves again.
+    reltol, abstol : float or pytree like u0
+        A step is accepted where the root mean square of err / (abstol + reltol |u|) is at most 1. Default 1e-6 and
+        1e-9 for states of double precision, 1e-4 and 1e-6 below that.
+    dt0 : float
+        The first step, or the step where `adaptive=False`; its sign is ignored. Default: chosen from f.
+    dtmin, dtmax : float
+        Bounds of the step size.
+    adaptive : bool
+        Fixed steps where False. Default: whether the method has an error estimate.
+    controller : PIDController
+    max_steps : int
+        The largest number of attempted steps (4096). Records for derivatives have this many rows.
+    sensealg : sensitivity algorithm
+        How derivatives are computed; `DiscreteAdjoint()` by default. See `odesens.sensealg`.
+    throw : bool
+        Whether an eager call that fails raises `SolveError`. Under a transform nothing can raise: values that were not
+        reached are NaN, `sol.retcode` says why, gradients are NaN.
+
+    Returns
+    -------
+    ODESolution
+
+    Raises
+    ------
+    SolveError
+        An eager solve failed: with the code, the time reached, the offending component and the likely cause.
+    TypeError, ValueError
+        For input that is wrong, before anything is traced.
+    """
+    if not isinstance(prob, ODEProblem):
+        raise TypeError(f"solve needs an ODEProblem first, got {type(prob).__name__}: write solve(ODEProblem(f, ...), ..)")
+    check_options(options, "solve")
+    merged = {**DEFAULTS, **prob.options, **options}
+    u = as_state(prob.u0 if u0 is None else u0)
+    params = as_params(prob.p if p is None else p)
+    span = prob.tspan if tspan is None else check_tspan(tspan)
+
+    field, p_leaves, aux = trace_field(prob.f, u, params)
+    dtype = time_dtype(field.state.real_dtype, *span, merged["saveat"])
+    t0, t1 = (as_time(t, dtype, name) for t, name in zip(span, ("t0", "t1"), strict=True))
+    ts = saved_times(merged["saveat"], t0, t1, dtype)
+    settings = make_settings(alg, field, merged)
+    sensealg = check_sensealg(merged["sensealg"], settings)
+    names = tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(u))
+    call = Call(Spec(field, settings, sensealg, bool(merged["throw"]), names))
+
+    u_leaves, u_tree = jax.tree.flatten(u)
+    numbers = make_options(merged, u, field.state, dtype)
+    empty = jnp.zeros(0, dtype)
+    head = [*u_leaves, *p_leaves, t0, empty if ts is None else ts, *aux, jax.lax.stop_gradient(t1), *numbers]
+    head = vary(head, varying_axes(*head, t1))
+    call = dataclasses.replace(call, mapped=(False,) * len(head))
+    if ts is None:
+        return _solve_steps(call, head, t1, u_tree)
+    call = dataclasses.replace(call, emit_record=bool(merged["dense"]) and sensealg.residual == "mesh")
+    outs = flow(call, *head)
+    n = call.n_u
+    record = outs[-RECORD:] if call.emit_record else None
+    return _wrap(call, head, record, ts, outs[:n], outs[n:], u_tree)
+
+
+def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
+    """Every accepted step: one solve for the mesh, then the states on it, whose interior times do not move."""
+    spec = call.spec
+    if spec.sensealg.residual != "mesh":
+        meshed = dataclasses.replace(spec, sensealg=DiscreteAdjoint())
+    else:
+        meshed = spec
+    outs = flow(dataclasses.replace(call, spec=meshed, emit_record=True), *head)
+    n = call.n_u
+    record, info = outs[-RECORD:], outs[n:-RECORD]
+    code, t_end = info[0], info[2]
+    times, dt = jax.lax.stop_gradient((record[0][:, 0], record[0][:, 2]))
+    order = jnp.argsort(dt == 0, stable=True)  # lanes share rows; those where this one stayed go to the end
+    count = jnp.sum(dt != 0)
+    row = jnp.arange(times.shape[0])
+    ok = code <= 1
+    end = jnp.where(ok, t1, jax.lax.stop_gradient(t_end))
+    tail = jnp.where(ok, t1, jnp.nan)
+    ts = jnp.where(row < count, times[order], jnp.where(row == count, end, tail))
+    ts = jnp.where(row == 0, head[call.i_t0], ts)
+    known = concrete(count)
+    if known is not None:
+        ts = ts[: int(known) + 1]
+    head = list(head)
+    head[call.i_ts] = ts
+    if spec.sensealg.residual == "mesh":
+        given = dataclasses.replace(call, given_record=True, mapped=(False,) * (len(head) + RECORD))
+        us = flow(given, *head, *record)
+        return _wrap(call, head, record, ts, us, info, u_tree)
+    us = flow(call, *head)[:n]
+    return _wrap(call, head, None, ts, us, info, u_tree)
+
+
+def _wrap(call: Call, head, record, ts, us, info, u_tree) -> ODESolution:
+    code, counts = info[0], info[1]
+    stats = Stats(nf=counts[2], naccept=counts[0], nreject=counts[1])
+    u = jax.tree.unflatten(u_tree, us[: call.n_u])
+    call = dataclasses.replace(call, emit_record=False)
+    return ODESolution(ts, u, code, stats, tuple(head), None if record is None else tuple(record), call, u_tree)
+
+
+# ---------------------------------------------------------------- values
+
+
+def _is_number(x) -> bool:
+    return isinstance(x, (int, float, complex, np.number)) and not isinstance(x, (bool, np.bool_))
+
+
+def _number_list(x) -> bool:
+    return isinstance(x, list) and len(x) > 0 and all(_is_number(v) for v in x)
+
+
+def _floating(x, what: str):
+    """A leaf as a floating or complex array; integers become the default float."""
+    try:
+        dtype = jnp.result_type(x)
+    except TypeError:
+        raise TypeError(f"{what} must hold numbers or arrays, got {type(x).__name__}: {x!r}") from None
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.asarray(x, dtype)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.asarray(x, jnp.result_type(float))
+    raise TypeError(f"{what} must hold real or complex numbers, got dtype {dtype}")
+
+
+def as_state(u0):
+    """u0 as a pytree of floating or complex arrays."""
+    if u0 is None:
+        raise TypeError("u0 is None: give an initial state to ODEProblem or solve")
+    u0 = np.asarray(u0) if _number_list(u0) else u0
+    return jax.tree.map(lambda x: _floating(x, "u0"), u0)
+
+
+def as_params(p):
+    """p with a flat list of numbers turned into an array, integers into the default float."""
+    return _floating(np.asarray(p), "p") if _number_list(p) else p
+
+
+def time_dtype(real, *times):
+    """The dtype of times: that of the state's real part, or wider where times are given so; at least single precision."""
+    dtype = jnp.promote_types(real, jnp.float32)
+    for t in times:
+        own = getattr(t, "dtype", None)
+        strong = own is not None and not getattr(t, "weak_type", False)
+        if strong and jnp.issubdtype(own, jnp.floating):
+            dtype = jnp.promote_types(dtype, jax.dtypes.canonicalize_dtype(own))
+    return dtype
+
+
+def as_time(t, dtype, name: str):
+    try:
+        given = jnp.result_type(t)
+    except TypeError:
+        raise TypeError(f"tspan: {name} must be a real number, got {type(t).__name__}: {t!r}") from None
+    if jnp.shape(t) != () or not (jnp.issubdtype(given, jnp.floating) or jnp.issubdtype(given, jnp.integer)):
+        raise ValueError(f"tspan: {name} must be a real scalar, got dtype {given} and shape {jnp.shape(t)}")
+    t = jnp.asarray(t).astype(dtype)
+    known = concrete(t)
+    if known is not None and not np.isfinite(known):
+        raise ValueError(f"tspan: {name} must be finite, got {float(known)}")
+    return t
+
+
+# ---------------------------------------------------------------- options
+
+
+def make_settings(alg, field, merged: dict) -> Settings:
+    """The static choices, checked against each other."""
+    alg = algorithms.Tsit5() if alg is None else alg
+    if isinstance(alg, type) and issubclass(alg, algorithms.ExplicitRungeKutta):
+        raise TypeError(f"alg must be an instance: write {alg.__name__}() instead of {alg.__name__}")
+    if not isinstance(alg, algorithms.ExplicitRungeKutta):
+        raise TypeError(f"alg must be a method such as Tsit5(), got {alg!r}")
+    name = type(alg).__name__
+    adaptive = alg.adaptive if merged["adaptive"] is None else bool(merged["adaptive"])
+    if adaptive and not alg.adaptive:
+        raise ValueError(f"{name} has no error estimate, so adaptive=True is not possible: give dt0, or take Tsit5()")
+    if not adaptive and merged["dt0"] is None:
+        raise ValueError(f"{name} with fixed steps needs dt0=, the step size")
+    if not isinstance(merged["controller"], PIDController):
+        raise TypeError(f"controller must be IController(), PIController() or PIDController(), got {merged['controller']!r}")
+    max_steps = merged["max_steps"]
+    if isinstance(max_steps, bool) or not isinstance(max_steps, (int, np.integer)) or max_steps < 1:
+        raise ValueError(f"max_steps must be an integer >= 1, got {max_steps!r}")
+    return Settings(
+        tableau=alg.tableau,
+        controller=merged["controller"],
+        adaptive=adaptive,
+        first_step_given=merged["dt0"] is not None,
+        max_steps=int(max_steps),
+        roll=field.n_eqns > ROLL_ABOVE,
+    )
+
+
+def check_sensealg(sensealg, settings: Settings) -> SensitivityAlgorithm:
+    if sensealg is None:
+        return DiscreteAdjoint()
+    if isinstance(sensealg, type) and issubclass(sensealg, SensitivityAlgorithm):
+        raise TypeError(f"sensealg must be an instance: write {sensealg.__name__}() instead of {sensealg.__name__}")
+    if not isinstance(sensealg, SensitivityAlgorithm):
+        raise TypeError(f"sensealg must be a sensitivity algorithm such as DiscreteAdjoint(), got {sensealg!r}")
+    if isinstance(sensealg, ContinuousAlgorithm) and sensealg.alg is not None:
+        if not isinstance(sensealg.alg, algorithms.ExplicitRungeKutta):
+            raise TypeError(f"sensealg: alg must be a method such as Tsit5(), got {sensealg.alg!r}")
+        if settings.adaptive and not sensealg.alg.adaptive:
+            raise ValueError(f"sensealg: {type(sensealg.alg).__name__} has no error estimate; take Tsit5()")
+    return sensealg
+
+
+def make_options(merged: dict, u, state, dtype) -> Options:
+    """Tolerances in the state's real dtype, step sizes in the times' dtype, each checked where its value is known."""
+    double = jnp.finfo(state.real_dtype).bits >= 64
+    default = {"reltol": 1e-6 if double else 1e-4, "abstol": 1e-9 if double else 1e-6}
+    tolerances = {}
+    for name, value in default.items():
+        given = merged[name]
+        tolerances[name] = _tolerance(name, value if given is None else given, u, state)
+    dt0 = 0.0 if merged["dt0"] is None else merged["dt0"]
+    numbers = {"dt0": dt0, "dtmin": merged["dtmin"], "dtmax": merged["dtmax"]}
+    steps = {}
+    for name, value in numbers.items():
+        array = jnp.asarray(value).astype(dtype)
+        known = concrete(array)
+        given = merged[name] is not None and name != "dtmin"
+        if array.shape != () or (known is not None and (np.isnan(known) or (given and known == 0))):
+            raise ValueError(f"{name} must be a nonzero real scalar, got {value!r}")
+        if known is not None and known < 0 and name != "dt0":
+            raise ValueError(f"{name} must not be negative, got {value!r}; steps are signed by tspan")
+        steps[name] = array
+    return Options(tolerances["reltol"], tolerances["abstol"], steps["dt0"], steps["dtmin"], steps["dtmax"])
+
+
+def _tolerance(name: str, value, u, state):
+    leaves, tree = jax.tree.flatten(value)
+    u_leaves, u_tree = jax.tree.flatten(u)
+    if len(leaves) == 1 and jnp.shape(leaves[0]) == ():
+        out = jnp.asarray(leaves[0]).astype(state.real_dtype)
+    elif tree == u_tree:
+        try:
+            spread = [jnp.broadcast_to(jnp.asarray(x), y.shape) for x, y in zip(leaves, u_leaves, strict=True)]
+        except ValueError:
+            raise ValueError(f"{name} must have shapes that broadcast to those of u0, got {value!r}") from None
+        out = jnp.concatenate([x.reshape(-1).astype(state.real_dtype) for x in spread])
+    else:
+        raise ValueError(f"{name} must be a scalar or have the structure of u0, {u_tree}; got {tree}")
+    known = concrete(out)
+    if known is not None:
+        floor = 0.0 if name == "abstol" else -1.0
+        if not np.all(np.isfinite(known)) or np.any(known < 0) or (name == "abstol" and np.all(known <= floor)):
+            raise ValueError(f"{name} must be positive and finite, got {value!r}")
+        eps = float(jnp.finfo(state.real_dtype).eps)
+        if name == "reltol" and np.any(known < 10 * eps):
+            warnings.warn(
+                f"reltol={np.min(known):.2g} is below what {state.real_dtype} delivers ({10 * eps:.1g}): rounding "
+                "errors dominate; raise reltol, or give u0 in double precision (jax_enable_x64)",
+                stacklevel=3,
+            )
+    return out

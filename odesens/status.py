@@ -1,0 +1,76 @@
+"""Return codes: how a solve ended, why, and what to do about it.
+
+Owns: `ReturnCode`, `SolveError`. Must not know: solvers, arrays, JAX.
+"""
+
+import enum
+
+
+class ReturnCode(enum.IntEnum):
+    """How a solve ended. Only `Success` and `Terminated` leave values that may be used."""
+
+    Success = 0
+    Terminated = 1
+    MaxSteps = 2
+    DtTooSmall = 3
+    NonFinite = 4
+    NewtonFailure = 5
+    SingularMatrix = 6
+    EventLimit = 7
+    InitialisationFailure = 8
+    AdjointFailure = 9
+
+    @property
+    def ok(self) -> bool:
+        return self in (ReturnCode.Success, ReturnCode.Terminated)
+
+    @property
+    def cause(self) -> str:
+        return _MEANING[self][0]
+
+    @property
+    def remedy(self) -> str:
+        return _MEANING[self][1]
+
+
+_MEANING = {
+    ReturnCode.Success: ("the end of the time span was reached", "nothing to do"),
+    ReturnCode.Terminated: ("an event ended the solve as it was told to", "nothing to do"),
+    ReturnCode.MaxSteps: (
+        "max_steps attempts were made before the end of the time span",
+        "raise max_steps, loosen reltol and abstol, shorten tspan, or, where the steps stay tiny, use a method for "
+        "stiff problems",
+    ),
+    ReturnCode.DtTooSmall: (
+        "the step size fell below dtmin or below what the time's dtype resolves",
+        "look for a discontinuity or a singularity of the field near the time reached, or loosen the tolerances",
+    ),
+    ReturnCode.NonFinite: (
+        "the field gave NaN or infinity however small the step",
+        "evaluate f at the time and state reached; NaN at u0 mostly means a parameter that was never set",
+    ),
+    ReturnCode.NewtonFailure: ("the stage equations could not be solved", "check the Jacobian, or reduce dtmax"),
+    ReturnCode.SingularMatrix: ("an iteration matrix was singular", "check the mass matrix and the Jacobian"),
+    ReturnCode.EventLimit: ("more than max_events events occurred", "raise max_events, or look for Zeno behaviour"),
+    ReturnCode.InitialisationFailure: ("no consistent initial state was found", "give better guesses"),
+    ReturnCode.AdjointFailure: (
+        "the backward solve of the sensitivity algorithm failed",
+        "give the sensitivity algorithm its own alg, reltol, abstol or max_steps, or use DiscreteAdjoint()",
+    ),
+}
+
+
+class SolveError(RuntimeError):
+    """An eager solve that did not reach the end of its time span.
+
+    Attributes
+    ----------
+    retcode : ReturnCode
+    t : float
+        The time reached.
+    """
+
+    def __init__(self, message: str, retcode: ReturnCode, t: float):
+        super().__init__(message)
+        self.retcode = retcode
+        self.t = t
