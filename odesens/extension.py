@@ -5,6 +5,7 @@ such jaxprs are the same program; varying manual axes and shardings of abstract 
 Must not know: differential equations, solvers, user types.
 """
 
+import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -52,10 +53,22 @@ class Hoisted(NamedTuple):
 
 def hoist(fun: Callable, *args) -> Hoisted:
     """Trace `fun(*args)` once; captured arrays and tracers, of any outer transformation, become `consts`."""
-    closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(*args)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
+    with _automatic_mesh():
+        closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(*shapes)
     jaxpr = closed.jaxpr
     pure = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=_no_names(jaxpr))
     return Hoisted(jex.ClosedJaxpr(pure, []), list(closed.consts), jax.tree.structure(out_shape))
+
+
+def _automatic_mesh():
+    """Explicit mesh axes made automatic: the program is the same on every mesh, loops run it under automatic axes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = tuple(getattr(mesh, "axis_types", None) or ())
+    if jax.sharding.AxisType.Explicit not in kinds:
+        return contextlib.nullcontext()
+    auto = tuple(jax.sharding.AxisType.Auto if k == jax.sharding.AxisType.Explicit else k for k in kinds)
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(mesh.axis_sizes, mesh.axis_names, auto))
 
 
 def _no_names(jaxpr):
@@ -63,9 +76,37 @@ def _no_names(jaxpr):
     return jaxpr.debug_info._replace(arg_names=None) if jaxpr.debug_info is not None else None
 
 
-def evaluate(jaxpr, *operands) -> list:
-    """The results of a hoisted jaxpr, under whatever transformation is active."""
-    return jex.jaxpr_as_fun(jaxpr)(*operands)
+def evaluate(closed, *operands) -> list:
+    """The results of a hoisted jaxpr, under whatever transformation and mesh is active.
+
+    The mesh and the manual axes at the time of tracing do not matter: casts to varying are redone for the operands at
+    hand, and nested `jit`s are evaluated in place.
+    """
+    jaxpr = closed.jaxpr
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *operands], strict=True))
+
+    def read(atom):
+        return atom.val if isinstance(atom, jex.Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        inputs = [read(v) for v in eqn.invars]
+        name = eqn.primitive.name
+        if name in ("jit", "pjit"):
+            outs = evaluate(eqn.params["jaxpr"], *inputs)
+        elif name in ("pvary", "pcast") and "axes" in eqn.params:
+            outs = [vary(x, frozenset(eqn.params["axes"])) for x in inputs]
+        else:
+            outs = _bind(eqn, inputs)
+        values.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _bind(eqn, inputs) -> list:
+    """The results of one equation on new inputs."""
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    subfuns, params = bound if isinstance(bound, tuple) else ((), bound)  # newer JAX has them among the parameters
+    outs = eqn.primitive.bind(*subfuns, *inputs, **params)
+    return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
 def jaxpr_effects(jaxpr) -> frozenset:
@@ -136,7 +177,7 @@ def _rule_jaxpr(eqn):
         return None
 
     def call(*xs):
-        return eqn.primitive.bind(*xs, **eqn.params)
+        return _bind(eqn, xs)
 
     def forward(xs, tangents):
         return jax.jvp(call, xs, tangents)
@@ -253,4 +294,4 @@ class Typing:
 
 def automatic(fun: Callable, operands, out_shardings) -> list:
     """Run `fun(*operands)` with explicit mesh axes made automatic; results get the given shardings."""
-    return jax.sharding.auto_axes(fun, out_sharding=tuple(out_shardings))(*operands)
+    return jax.sharding.auto_axes(lambda *xs: list(fun(*xs)), out_sharding=list(out_shardings))(*operands)

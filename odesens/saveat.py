@@ -20,16 +20,25 @@ def concrete(x) -> np.ndarray | None:
         return None
 
 
+def as_array(x, dtype):
+    """x with this dtype; as a NumPy array where its value is known, since arrays made under `jit` no longer tell it."""
+    if isinstance(x, jax.core.Tracer):
+        return x.astype(dtype)
+    return np.asarray(x).astype(dtype)
+
+
 def saved_times(saveat, t0, t1, dtype):
     """The times (m,) at which values are saved; None where every accepted step is."""
     if saveat is None:
         return None
     if isinstance(saveat, (str, bytes, bool)):
         raise TypeError(f"saveat must be a step, an array of times or None, got {saveat!r}")
-    array = jnp.asarray(saveat)
-    if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
-        raise TypeError(f"saveat must hold real times, got dtype {array.dtype}")
-    array = array.astype(dtype)
+    if isinstance(saveat, (list, tuple)) and any(isinstance(x, jax.core.Tracer) for x in saveat):
+        saveat = jnp.stack([jnp.asarray(x) for x in saveat])
+    given = jnp.result_type(saveat if hasattr(saveat, "dtype") else np.asarray(saveat))
+    if np.size(saveat) and not (jnp.issubdtype(given, jnp.floating) or jnp.issubdtype(given, jnp.integer)):
+        raise TypeError(f"saveat must hold real times, got dtype {given}")
+    array = as_array(saveat, dtype)
     if array.ndim == 0:
         return _steps(array, t0, t1)
     if array.ndim != 1:
@@ -49,12 +58,14 @@ def _steps(step, t0, t1):
         raise ValueError(f"saveat as a step must be positive and finite, got {float(h)}; its direction is that of tspan")
     span = abs(float(stop) - float(start))
     count = int(np.floor(span / float(h) * (1 + 4 * np.finfo(step.dtype).eps) + 1e-9))
-    signed = jnp.where(t1 >= t0, step, -step)
-    ts = t0 + signed * jnp.arange(count + 1, dtype=step.dtype)
+    signed = step if stop >= start else -step
+    ts = t0 + signed * np.arange(count + 1, dtype=step.dtype)
     lands = abs(count * float(h) - span) <= 1e-6 * float(h)
     if span == 0:
         return ts
-    return jnp.concatenate([ts[:-1] if lands else ts, t1[None]])
+    ts = ts[:-1] if lands else ts
+    join = jnp.concatenate if isinstance(ts, jax.Array) or isinstance(t1, jax.Array) else np.concatenate
+    return join([ts, t1[None]])
 
 
 def _checked(ts, t0, t1):

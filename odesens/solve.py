@@ -21,7 +21,7 @@ from .methods.controller import PIController, PIDController
 from .methods.explicit import ROLL_ABOVE
 from .primitive import flow
 from .problem import ODEProblem, check_options, check_tspan
-from .saveat import concrete, saved_times
+from .saveat import as_array, concrete, saved_times
 from .sensealg import ContinuousAlgorithm, DiscreteAdjoint, SensitivityAlgorithm
 from .solution import ODESolution, Stats
 
@@ -109,7 +109,8 @@ def solve(prob: ODEProblem, alg=None, *, u0: Any = None, p: Any = None, tspan: A
     u_leaves, u_tree = jax.tree.flatten(u)
     numbers = make_options(merged, u, field.state, dtype)
     empty = jnp.zeros(0, dtype)
-    head = [*u_leaves, *p_leaves, t0, empty if ts is None else ts, *aux, jax.lax.stop_gradient(t1), *numbers]
+    ends = [t0, empty if ts is None else ts, *aux, jax.lax.stop_gradient(t1), *numbers]
+    head = [*u_leaves, *p_leaves, *(jnp.asarray(x) for x in ends)]
     head = vary(head, varying_axes(*head, t1))
     call = dataclasses.replace(call, mapped=(False,) * len(head))
     if ts is None:
@@ -118,7 +119,7 @@ def solve(prob: ODEProblem, alg=None, *, u0: Any = None, p: Any = None, tspan: A
     outs = flow(call, *head)
     n = call.n_u
     record = outs[-RECORD:] if call.emit_record else None
-    return _wrap(call, head, record, ts, outs[:n], outs[n:], u_tree)
+    return _wrap(call, head, record, head[call.i_ts], outs[:n], outs[n:], u_tree)
 
 
 def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
@@ -217,7 +218,7 @@ def as_time(t, dtype, name: str):
         raise TypeError(f"tspan: {name} must be a real number, got {type(t).__name__}: {t!r}") from None
     if jnp.shape(t) != () or not (jnp.issubdtype(given, jnp.floating) or jnp.issubdtype(given, jnp.integer)):
         raise ValueError(f"tspan: {name} must be a real scalar, got dtype {given} and shape {jnp.shape(t)}")
-    t = jnp.asarray(t).astype(dtype)
+    t = as_array(t, dtype)
     known = concrete(t)
     if known is not None and not np.isfinite(known):
         raise ValueError(f"tspan: {name} must be finite, got {float(known)}")
@@ -282,7 +283,7 @@ def make_options(merged: dict, u, state, dtype) -> Options:
     numbers = {"dt0": dt0, "dtmin": merged["dtmin"], "dtmax": merged["dtmax"]}
     steps = {}
     for name, value in numbers.items():
-        array = jnp.asarray(value).astype(dtype)
+        array = as_array(value, dtype)
         known = concrete(array)
         given = merged[name] is not None and name != "dtmin"
         if array.shape != () or (known is not None and (np.isnan(known) or (given and known == 0))):
@@ -297,13 +298,15 @@ def _tolerance(name: str, value, u, state):
     leaves, tree = jax.tree.flatten(value)
     u_leaves, u_tree = jax.tree.flatten(u)
     if len(leaves) == 1 and jnp.shape(leaves[0]) == ():
-        out = jnp.asarray(leaves[0]).astype(state.real_dtype)
+        out = as_array(leaves[0], state.real_dtype)
     elif tree == u_tree:
         try:
-            spread = [jnp.broadcast_to(jnp.asarray(x), y.shape) for x, y in zip(leaves, u_leaves, strict=True)]
+            parts = [as_array(x, state.real_dtype) for x in leaves]
+            xp = jnp if any(isinstance(x, jax.Array) for x in parts) else np
+            spread = [xp.broadcast_to(x, y.shape) for x, y in zip(parts, u_leaves, strict=True)]
         except ValueError:
             raise ValueError(f"{name} must have shapes that broadcast to those of u0, got {value!r}") from None
-        out = jnp.concatenate([x.reshape(-1).astype(state.real_dtype) for x in spread])
+        out = xp.concatenate([x.reshape(-1) for x in spread])
     else:
         raise ValueError(f"{name} must be a scalar or have the structure of u0, {u_tree}; got {tree}")
     known = concrete(out)
