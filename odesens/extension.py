@@ -109,6 +109,13 @@ def _bind(eqn, inputs) -> list:
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
+def contains_primitive(jaxpr, name: str) -> bool:
+    """Whether a jaxpr, or one nested in it, has an equation of this primitive."""
+    return any(e.primitive.name == name for e in jaxpr.eqns) or any(
+        contains_primitive(inner, name) for inner in jex.subjaxprs(jaxpr)
+    )
+
+
 def jaxpr_effects(jaxpr) -> frozenset:
     return frozenset(jaxpr.effects)
 

@@ -5,6 +5,7 @@ flat state vector. Must not know: methods, loops, derivatives.
 """
 
 import collections
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field as dataclass_field
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .extension import evaluate, hoist, jaxpr_effects, jaxpr_key
+from .extension import contains_primitive, evaluate, hoist, jaxpr_effects, jaxpr_key
 
 
 def is_array(x) -> bool:
@@ -105,6 +106,11 @@ class Field:
         t = t.astype(self.state.real_dtype)
         out = evaluate(self.jaxpr, *values[: self.n_consts], t, *self.state.unpack(u), *values[self.n_consts :])
         return self.state.pack(out)
+
+    @functools.cached_property
+    def has_forward_mode(self) -> bool:
+        """False where a `jax.custom_vjp` function is called: such a field can be differentiated backwards only."""
+        return not contains_primitive(self.jaxpr.jaxpr, "custom_vjp_call")
 
     @property
     def n_eqns(self) -> int:

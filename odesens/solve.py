@@ -18,7 +18,6 @@ from .extension import vary, varying_axes
 from .field import trace_field
 from .integrate.loop import Options, Settings
 from .methods.controller import PIController, PIDController
-from .methods.explicit import ROLL_ABOVE
 from .primitive import flow
 from .problem import ODEProblem, check_options, check_tspan
 from .saveat import as_array, concrete, saved_times
@@ -252,7 +251,7 @@ def make_settings(alg, field, merged: dict) -> Settings:
         adaptive=adaptive,
         first_step_given=merged["dt0"] is not None,
         max_steps=int(max_steps),
-        roll=field.n_eqns > ROLL_ABOVE,
+        operations=field.n_eqns,
     )
 
 

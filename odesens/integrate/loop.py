@@ -33,7 +33,12 @@ class Settings:
     adaptive: bool
     first_step_given: bool
     max_steps: int
-    roll: bool
+    operations: int  # in f, which decides whether the stages are unrolled
+
+    @property
+    def roll(self) -> bool:
+        """Whether the stages are a loop: for a large field or many stages, unrolled code takes long to compile."""
+        return self.operations * (self.tableau.stages + self.tableau.n_extra) > explicit.ROLL_ABOVE
 
     @property
     def error_order(self) -> int:

@@ -7,6 +7,7 @@ directions whose bits are set in b: block 0 is u, block 2^i is D u[x_i], the las
 """
 
 from collections.abc import Callable
+from dataclasses import replace as replace_fields
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +42,10 @@ class Flow(NamedTuple):
     @property
     def order(self) -> int:
         return len(self.xs)
+
+    def settings_for(self, factor: int = 1) -> Settings:
+        """The settings with the operations of the augmented field, `factor` times as many."""
+        return replace_fields(self.settings, operations=self.settings.operations * factor * 2**self.order)
 
     @property
     def params(self) -> dict:

@@ -56,7 +56,7 @@ def prepare(flow: Flow, w, wanted: list[int]) -> Adjoint:
         record = flow.record
     else:
         record = integrate(
-            flow.settings, task, options, flow.axes["options"], flow.lanes, record=True
+            flow.settings_for(), task, options, flow.axes["options"], flow.lanes, record=True
         ).record
     find = lambda times, size, ts, t0, t1: locate(times, size, ts, direction(t0, t1)).inside
     inside = flow.lanes.map(find, (1, 0, 0, 0, 0))(
@@ -64,7 +64,7 @@ def prepare(flow: Flow, w, wanted: list[int]) -> Adjoint:
     )
     scalars = tolerances(flow, options._replace(reltol=smallest(flow, "reltol"), abstol=smallest(flow, "abstol")))
     return Adjoint(
-        flow, wanted, task.f, task.p, task.p_axes, record, poison(w, inside), settings_of(flow), scalars, task.u0.shape[-1]
+        flow, wanted, task.f, task.p, task.p_axes, record, poison(w, inside), settings_of(flow, 3), scalars, task.u0.shape[-1]
     )
 
 
@@ -77,7 +77,7 @@ def smallest(flow: Flow, name: str):
 
 def recorded_step(adj: Adjoint, i) -> tuple[Any, Step]:
     """The time at which row i starts, and the step taken from there with its stages evaluated again."""
-    tableau, roll = adj.flow.settings.tableau, adj.flow.settings.roll
+    tableau, roll = adj.flow.settings.tableau, adj.flow.settings_for().roll
 
     def one(params, times, z, t1):
         t, t_lo, dt = times

@@ -15,6 +15,7 @@ from ..extension import count_down
 from ..integrate.loop import direction
 from ..integrate.record import Place, locate
 from ..methods import explicit
+from . import jacobians
 from .augment import Flow, initial_blocks, replace, select, with_tangents
 
 
@@ -32,14 +33,22 @@ def adjoint(flow: Flow, w, wanted: list[int]):
     w = poison(w, place.inside)
     rows = mesh_states(flow)
     z = gather(flow, rows, place.row)
-    p = select(flow.p, wanted)
-
-    dense = dense_map(flow)
     times = times_at(flow, place.row)
+    code = jnp.zeros_like(flow.record.code)
+    if jacobians.applies(flow, wanted):
+        u_bar, p_bar = jacobians.adjoint(flow, wanted, rows, one_step(flow), one_dense(flow), place, times, z, w)
+        return u_bar, p_bar, code
+    u_bar, p_bar = pull_in_sequence(flow, wanted, rows, place, times, z, w)
+    return u_bar, p_bar, code
+
+
+def pull_in_sequence(flow: Flow, wanted: list[int], rows, place: Place, times, z, w):
+    """The adjoint for many states or parameters: one vjp of a step after the other."""
+    p = select(flow.p, wanted)
+    dense = dense_map(flow)
     _, pull = jax.vjp(lambda z, p: dense(z, replace(flow.params, wanted, p), times, place.theta, flow.t1), z, p)
     z_bar, p_bar = pull(w)
-    impulses = scatter(flow, jnp.zeros_like(rows), place.row, z_bar)
-
+    impulses = jacobians.lanes_scatter(flow.lanes, jnp.zeros_like(rows), place.row, z_bar)
     step = step_map(flow)
 
     def body(i, carry):
@@ -54,28 +63,31 @@ def adjoint(flow: Flow, w, wanted: list[int]):
 
     size = jnp.max(flow.record.size)
     lam, p_bar = count_down(size, body, (flow.lanes.row(impulses, size), p_bar))
-    return lam[..., 0, :], p_bar, jnp.zeros_like(flow.record.code)
+    return lam[..., 0, :], p_bar
 
 
 # ---------------------------------------------------------------- the maps
 
 
-def step_map(flow: Flow):
-    """One recorded step as a map of z ([lanes], 2^k, n), params, times ([lanes], 3) and the end time."""
+def one_step(flow: Flow):
+    """One recorded step of one lane as a map of z (2^k, n), params, times (3,) and the end time."""
 
     def one(z, params, times, t1):
         def step(u, p):
-            t, t_lo, dt = times
             k = _stages(flow, params["aux"], u, p, times, t1)
-            return explicit.advance(flow.settings.tableau, u, dt, k)
+            return explicit.advance(flow.settings.tableau, u, times[2], k)
 
         return with_tangents(step, flow.order)(z, params["p"], params["xs"])
 
-    return flow.lanes.map(one, (0, flow.params_axes, 0, 0))
+    return one
 
 
-def dense_map(flow: Flow):
-    """The last block of the dense output at theta ([lanes], m) within steps from z ([lanes], m, 2^k, n)."""
+def step_map(flow: Flow):
+    return flow.lanes.map(one_step(flow), (0, flow.params_axes, 0, 0))
+
+
+def one_dense(flow: Flow):
+    """The last block of one lane's dense output at theta within the step from z (2^k, n)."""
     tableau = flow.settings.tableau
 
     def one(z, params, times, theta, t1):
@@ -88,7 +100,12 @@ def dense_map(flow: Flow):
 
         return with_tangents(value, flow.order)(z, params["p"], params["xs"])[-1]
 
-    return flow.lanes.map(jax.vmap(one, (0, None, 0, 0, None)), (0, flow.params_axes, 0, 0, 0))
+    return one
+
+
+def dense_map(flow: Flow):
+    """The same for all saved times: z ([lanes], m, 2^k, n), theta ([lanes], m) -> ([lanes], m, n)."""
+    return flow.lanes.map(jax.vmap(one_dense(flow), (0, None, 0, 0, None)), (0, flow.params_axes, 0, 0, 0))
 
 
 def _stages(flow: Flow, aux, u, p, times, t1):
@@ -141,14 +158,6 @@ def times_at(flow: Flow, row):
 def gather(flow: Flow, buffer, row):
     """Rows `row` ([lanes], m) of a buffer (rows, [lanes], ..): ([lanes], m, ..)."""
     return flow.lanes.map(lambda b, i: b[i], (1, 0))(buffer, row)
-
-
-def scatter(flow: Flow, buffer, row, values):
-    """Add values ([lanes], m, ..) into rows `row` of a buffer (rows, [lanes], ..)."""
-    add = lambda b, i, v: b.at[i].add(v)
-    if flow.lanes.size is None:
-        return add(buffer, row, values)
-    return jax.vmap(add, (1, 0, 0), 1)(buffer, row, values)
 
 
 def poison(w, inside):

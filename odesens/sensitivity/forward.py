@@ -14,10 +14,13 @@ from ..integrate.loop import Result, Settings, Task, integrate
 from .augment import Flow, augmented_task, replace, select
 
 
-def settings_of(flow: Flow) -> Settings:
-    """The loop's settings for the second equation: the sensitivity algorithm's own choices where it has any."""
+def settings_of(flow: Flow, factor: int = 1) -> Settings:
+    """The loop's settings for the second equation: the sensitivity algorithm's own choices where it has any.
+
+    `factor`: how many times the operations of the augmented field that equation has.
+    """
     alg, max_steps = flow.sensealg.alg, flow.sensealg.max_steps
-    settings = flow.settings
+    settings = flow.settings_for(factor)
     if alg is not None:
         settings = dataclass_replace(settings, tableau=alg.tableau)
     if max_steps is not None:
@@ -77,7 +80,7 @@ def adjoint(flow: Flow, w, wanted: list[int]):
     )
     repeat = lambda tol: tol if tol.shape[-1:] != (big,) else jnp.tile(tol, count + 1)
     options = tolerances(flow, options._replace(reltol=repeat(options.reltol), abstol=repeat(options.abstol)))
-    result = integrate(settings_of(flow), all_, options, flow.axes["options"], flow.lanes, record=False)
+    result = integrate(settings_of(flow, 2), all_, options, flow.axes["options"], flow.lanes, record=False)
     s = result.us[..., big:].reshape(*result.us.shape[:-1], count, big)[..., -n:]
     touched = (w != 0)[..., None, :]
     value = jnp.sum(jnp.where(touched, w[..., None, :] * s, 0), axis=(-3, -1))
