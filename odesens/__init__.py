@@ -50,7 +50,6 @@ __all__ = [
     "PIController",
     "PIDController",
     "QuadratureAdjoint",
-    "RK4",
     "Ralston",
     "ReturnCode",
     "SolveError",

@@ -27,8 +27,12 @@ class ExplicitRungeKutta:
 
 
 def _method(name: str, tableau: Tableau, what: str) -> type[ExplicitRungeKutta]:
-    embedded = f"; error estimate of order {tableau.embedded_order}" if tableau.b_err else "; no error estimate: give dt0"
-    doc = f"{what}\n\nOrder {tableau.order}{embedded}; dense output of order {tableau.dense_order}.\n\n{tableau.citation}"
+    embedded = (
+        f"; error estimate of order {tableau.embedded_order}" if tableau.b_err else "; no error estimate: give dt0"
+    )
+    doc = (
+        f"{what}\n\nOrder {tableau.order}{embedded}; dense output of order {tableau.dense_order}.\n\n{tableau.citation}"
+    )
     body = {"tableau": tableau, "__doc__": doc, "__module__": __name__}
     return dataclass(frozen=True)(type(name, (ExplicitRungeKutta,), body))
 

@@ -53,6 +53,16 @@ class Call:
     def adjoint(self) -> bool:
         return self.want is not None
 
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """What is wanted of each component of r; nothing where this is no adjoint."""
+        return self.want or ()
+
+    @property
+    def wanted(self) -> list[int]:
+        """The components of r whose gradient is wanted."""
+        return [c for c, kind in enumerate(self.kinds) if kind != NONE]
+
     # ---- where operands are
     @property
     def n_u(self) -> int:
@@ -118,7 +128,7 @@ class Call:
     @property
     def n_linear_results(self) -> int:
         """Results that have derivatives; they come first."""
-        return sum(kind != NONE for kind in self.want) if self.want is not None else self.n_u
+        return len(self.wanted) if self.adjoint else self.n_u
 
     def record_rows(self, m: int) -> int:
         residual = self.spec.sensealg.residual
@@ -127,6 +137,6 @@ class Call:
     def result_axes(self) -> list[int | None]:
         """The axis of the lanes in each result."""
         n = self.n_linear_results + (1 if self.adjoint else 0)
-        info = [0] * (4 + self.n_u) if self.has_info else []
-        record = [1, 1, None, 0] if self.emit_record else []
-        return [0] * n + info + record
+        n += 4 + self.n_u if self.has_info else 0
+        record: list[int | None] = [1, 1, None, 0] if self.emit_record else []
+        return [*[0] * n, *record]

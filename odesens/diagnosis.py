@@ -46,7 +46,9 @@ def _suspect(spec: Spec, flow: Flow, t, dt, u) -> str:
     if bad.size:
         name = component(spec, int(bad[0]))
         where = "at the initial state" if float(t) == float(flow.t0) else "at the state reached"
-        return f"likely cause: the field gives {du[bad[0]]} for d{name}/dt {where}, {name} = {np.asarray(u)[bad[0]]:.6g}"
+        return (
+            f"likely cause: the field gives {du[bad[0]]} for d{name}/dt {where}, {name} = {np.asarray(u)[bad[0]]:.6g}"
+        )
     tableau = flow.settings.tableau
     k = explicit.stages(tableau, f, t, jnp.zeros_like(t), u, dt, f(t, u), flow.t1, roll=flow.settings.roll)
     rate = _stiffness(f, t, u)
@@ -58,7 +60,9 @@ def _suspect(spec: Spec, flow: Flow, t, dt, u) -> str:
         worst = component(spec, int(np.argmax(np.abs(du))))
     if stiff > 1.0:
         return f"likely cause: a stiff problem (|J| |dt| = {stiff:.2g} at the end, {worst} has the largest error)"
-    return f"likely cause: a discontinuity or a too long time span; {worst} has the largest error, last dt = {float(dt):.3g}"
+    return (
+        f"likely cause: a discontinuity or a long time span; {worst} has the largest error, last dt = {float(dt):.3g}"
+    )
 
 
 def _stiffness(f, t, u) -> float:

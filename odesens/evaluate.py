@@ -55,7 +55,7 @@ def unpack(call: Call, operands) -> Flow:
 
     p, p_axes = [], []
     for i in range(call.n_u, call.i_t0):
-        own = call.want is not None and call.want[i] == LANE  # its gradient is per lane, so its value is too
+        own = call.adjoint and call.kinds[i] == LANE  # its gradient is per lane, so its value is too
         p.append(per_lane(i) if own else operands[i])
         p_axes.append(0 if call.lanes is not None and (own or call.is_mapped(i)) else None)
     fixed = range(call.n_r, call.n_fixed)
@@ -65,7 +65,9 @@ def unpack(call: Call, operands) -> Flow:
     if call.given_record:
         times, states, size, code = operands[call.n_fixed : call.n_fixed + RECORD]
         if call.lanes is not None:
-            spread_rows = lambda x, i: x if call.is_mapped(i) else jnp.broadcast_to(x[:, None], (x.shape[0], *lead, *x.shape[1:]))
+            spread_rows = lambda x, i: (
+                x if call.is_mapped(i) else jnp.broadcast_to(x[:, None], (x.shape[0], *lead, *x.shape[1:]))
+            )
             times, states = spread_rows(times, call.n_fixed), spread_rows(states, call.n_fixed + 1)
         size, code = (per_lane(call.n_fixed + j) for j in (2, 3))
         record = Record(times, states, size, code)
@@ -124,6 +126,7 @@ def _solve(call: Call, flow: Flow) -> list:
         out += [lane.code, counts, lane.t, lane.dt, *_leaves(call, lane.u)]
     if call.emit_record:
         record = result.record if on_mesh else _saves_record(call, flow, result)
+        assert record is not None
         out += [*record]
     return out
 
@@ -142,16 +145,15 @@ def _adjoint(call: Call, flow: Flow, operands) -> list:
     lead = () if call.lanes is None else (call.lanes,)
     m = flow.ts.shape[-1]
     w = call.spec.field.state.pack([operands[i] for i in call.w_range], (*lead, m))
-    wanted = [c - call.n_u for c in range(call.n_u, call.i_t0) if call.want[c] != NONE]
+    wanted = [c - call.n_u for c in call.wanted if call.n_u <= c < call.i_t0]
     u_bar, p_bar, code = ENGINES[type(call.spec.sensealg)].adjoint(flow, w, wanted)
     grads = dict(enumerate(_leaves(call, u_bar)))
     grads |= {call.n_u + j: g for j, g in zip(wanted, p_bar, strict=True)}
     per_lane = lambda c: c < call.n_u or flow.axes["p"][c - call.n_u] == 0
     out = []
-    for c, kind in enumerate(call.want):
-        if kind != NONE:
-            g = grads[c].astype(operands[c].dtype)
-            out.append(jnp.sum(g, 0) if kind == SHARED and per_lane(c) else g)
+    for c in call.wanted:
+        g = grads[c].astype(operands[c].dtype)
+        out.append(jnp.sum(g, 0) if call.kinds[c] == SHARED and per_lane(c) else g)
     return [*out, code.astype(jnp.int32)]
 
 
@@ -161,7 +163,7 @@ def _adjoint(call: Call, flow: Flow, operands) -> list:
 def _times_active(call: Call) -> bool:
     """Whether t0 or ts is perturbed, or its gradient wanted."""
     times = slice(call.i_t0, call.n_r)
-    return any(any(s[times]) for s in call.slots) or (call.adjoint and any(call.want[times]))
+    return any(any(s[times]) for s in call.slots) or any(call.kinds[times])
 
 
 def _in_times(call: Call, bind: Callable, operands) -> list:
@@ -174,11 +176,16 @@ def _in_times(call: Call, bind: Callable, operands) -> list:
     """
     if call.lanes is None:
         return _in_times_one(call, bind, *operands)
-    one = replace(call, lanes=None, mapped=(False,) * len(operands), want=call.want and tuple(LANE if k else NONE for k in call.want))
+    one = replace(
+        call,
+        lanes=None,
+        mapped=(False,) * len(operands),
+        want=call.want and tuple(LANE if k else NONE for k in call.want),
+    )
     in_axes = [call.lane_axis(i) if call.is_mapped(i) else None for i in range(len(operands))]
     outs = list(jax.vmap(functools.partial(_in_times_one, one, bind), in_axes, axis_size=call.lanes)(*operands))
-    for j, kind in enumerate([k for k in call.want or () if k != NONE]):
-        if kind == SHARED:
+    for j, c in enumerate(call.wanted):
+        if call.kinds[c] == SHARED:
             outs[j] = jnp.sum(outs[j], axis=0)
     return outs
 
@@ -207,7 +214,7 @@ def _in_times_one(call: Call, bind: Callable, *operands) -> list:
     r = head[: call.n_r]
     if not call.adjoint:
         return state.unpack(phi(r))
-    wanted = [c for c, kind in enumerate(call.want) if kind != NONE]
+    wanted = call.wanted
     w = state.pack([operands[i] for i in call.w_range], ts.shape)
 
     def of_wanted(values):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 
@@ -134,7 +135,7 @@ class _Identity:
 
 
 _CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
-_RULE_DEPTH = 3  # a custom rule that uses itself is compared by identity below this depth
+_RULE_DEPTH = 2  # custom rules within custom rules are compared this deep, then by what they compute undifferentiated
 
 
 def jaxpr_key(closed, depth: int = _RULE_DEPTH) -> Hashable:
@@ -153,7 +154,7 @@ def jaxpr_key(closed, depth: int = _RULE_DEPTH) -> Hashable:
         return number[v]
 
     eqns = []
-    for eqn in jaxpr.eqns:
+    for eqn in _live(jaxpr):
         inputs = tuple(atom(v) for v in eqn.invars)
         for v in eqn.outvars:
             number[v] = len(number)
@@ -167,12 +168,26 @@ def jaxpr_key(closed, depth: int = _RULE_DEPTH) -> Hashable:
     )
 
 
+def _live(jaxpr) -> list:
+    """The equations that the results or an effect need."""
+    needed = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+    live = []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or any(v in needed for v in eqn.outvars):
+            live.append(eqn)
+            needed.update(v for v in eqn.invars if not isinstance(v, jex.Literal))
+    return live[::-1]
+
+
 def _params_key(eqn, depth: int) -> Hashable:
     params = eqn.params
-    if eqn.primitive.name in _CUSTOM_RULES and depth > 0:
+    if eqn.primitive.name in _CUSTOM_RULES:
+        value = jaxpr_key(params["call_jaxpr"], depth)
+        if depth == 0:
+            return value
         rule = _rule_jaxpr(eqn)
         if rule is not None:
-            return (jaxpr_key(params["call_jaxpr"], depth - 1), jaxpr_key(rule, depth - 1), params["symbolic_zeros"])
+            return (value, jaxpr_key(rule, depth - 1), params["symbolic_zeros"])
     return tuple((k, _value_key(v, depth)) for k, v in sorted(params.items()))
 
 
@@ -187,7 +202,7 @@ def _rule_jaxpr(eqn):
         return _bind(eqn, xs)
 
     def forward(xs, tangents):
-        return jax.jvp(call, xs, tangents)
+        return jax.jvp(call, xs, tangents)[1]
 
     def reverse(xs, cotangents):
         return jax.vjp(call, *xs)[1](cotangents)
@@ -243,7 +258,7 @@ def vary(tree, axes: frozenset):
             return x
         if hasattr(jax.lax, "pcast"):
             return jax.lax.pcast(x, missing, to="varying")
-        return jax.lax.pvary(x, missing)
+        return jax.lax.pvary(x, missing)  # pyright: ignore[reportAttributeAccessIssue]
 
     return jax.tree.map(cast, tree) if axes else tree
 
@@ -285,10 +300,11 @@ class Typing:
                 kind["manual_axis_type"] = template.manual_axis_type.update(varying=self._axes)
             else:
                 kind["vma"] = self._axes
-        return jax.core.ShapedArray(tuple(shape), dtype, **kind)
+        return ShapedArray(tuple(shape), dtype, **kind)
 
     def sharding(self, spec, ndim: int):
         full = tuple(spec) + (None,) * (ndim - len(tuple(spec)))
+        assert self.mesh is not None
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(*full))
 
     @property
@@ -299,6 +315,6 @@ class Typing:
         )
 
 
-def automatic(fun: Callable, operands, out_shardings) -> list:
+def automatic(fun: Callable, operands, out_shardings) -> Any:
     """Run `fun(*operands)` with explicit mesh axes made automatic; results get the given shardings."""
     return jax.sharding.auto_axes(lambda *xs: list(fun(*xs)), out_sharding=list(out_shardings))(*operands)

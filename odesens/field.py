@@ -8,7 +8,8 @@ import collections
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field as dataclass_field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from .extension import contains_primitive, evaluate, hoist, jaxpr_effects, jaxpr
 
 
 def is_array(x) -> bool:
-    """A leaf that is traced: NumPy and JAX arrays, tracers, Python floats; Python ints, bools and the rest are static."""
+    """A leaf that is traced: arrays of NumPy and JAX, tracers, Python floats; Python ints, bools, the rest are static."""
     return isinstance(x, (jax.Array, np.ndarray, np.generic, float, complex)) and not _is_object(x)
 
 
@@ -151,9 +152,7 @@ def trace_field(f: Callable, u, p) -> tuple[Field, list, list]:
         kind = "p" if is_inexact(x) else "aux"
         kinds.append((kind, len(pools[kind])))
         pools[kind].append(x)
-    new = Field(
-        jaxpr, tuple(kinds), len(consts), state, len(pools["p"]), len(pools["aux"]), jaxpr_effects(jaxpr.jaxpr)
-    )
+    new = Field(jaxpr, tuple(kinds), len(consts), state, len(pools["p"]), len(pools["aux"]), jaxpr_effects(jaxpr.jaxpr))
     return _intern(new), pools["p"], pools["aux"]
 
 

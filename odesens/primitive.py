@@ -21,7 +21,7 @@ Owns: the call's static description, its five rules. Must not know: numerics (`e
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -81,12 +81,11 @@ def _results(call: Call, operands, typing: Typing) -> list:
 
     if call.adjoint:
         out = []
-        for i, kind in enumerate(call.want):
-            if kind != NONE:
-                x = operands[i]
-                shape = x.shape[1:] if call.is_mapped(i) else x.shape
-                lead = (lane_shape, lane_spec) if kind == LANE else ((), ())
-                out.append(((*lead[0], *shape), x.dtype, (*lead[1], *own_spec(i))))
+        for i in call.wanted:
+            x = operands[i]
+            shape = x.shape[1:] if call.is_mapped(i) else x.shape
+            lead = (lane_shape, lane_spec) if call.kinds[i] == LANE else ((), ())
+            out.append(((*lead[0], *shape), x.dtype, (*lead[1], *own_spec(i))))
         return [*out, (lane_shape, jnp.int32, lane_spec)]
 
     m = operands[call.i_ts].shape[-1]
@@ -121,7 +120,9 @@ def _jvp(primals, tangents, *, call: Call):
     if in_r:  # D(T_k) = T_(k+1), D(A_k) = A_(k+1) with the direction as one more slot
         with_record, operands = _give_record(call, primals, record)
         mask = tuple(i in in_r for i in range(call.n_r))
-        terms.append(_bind_with_slot(with_record, operands, mask, [tangents[i] for i in in_r], [call.is_mapped(i) for i in in_r]))
+        terms.append(
+            _bind_with_slot(with_record, operands, mask, [tangents[i] for i in in_r], [call.is_mapped(i) for i in in_r])
+        )
 
     for group in (*call.slot_ranges, call.w_range):
         moved = [i for i in group if i in live]
@@ -196,8 +197,7 @@ def _transpose(cotangents, *operands, call: Call):
     cts = [_instantiate(ct) for ct in cotangents[: call.n_linear_results]]
 
     if call.adjoint and unknown[0] in call.w_range:  # A_k in w, given v: T_(k+1)(r; x.., v)
-        mask = tuple(kind != NONE for kind in call.want)
-        mapped = [kind == LANE and call.lanes is not None for kind in call.want if kind != NONE]
+        mask, mapped = _as_slot(call)
         known = operands[: call.w_range[0]]
         tangent = replace(call, want=None, mapped=call.mapped[: len(known)])
         outs = _bind_with_slot(tangent, known, mask, cts, mapped)
@@ -217,8 +217,7 @@ def _transpose(cotangents, *operands, call: Call):
     new = replace(call, slots=slots, want=tuple(want), mapped=tuple(call.mapped[i] for i in rest))
     if call.adjoint:  # A_k in x_i, given v: A_k(r; x.. without x_i, v; w)
         new = replace(new, mapped=(*new.mapped, *(lane for _ in w)))
-        mask = tuple(kind != NONE for kind in call.want)
-        mapped = [kind == LANE and lane for kind in call.want if kind != NONE]
+        mask, mapped = _as_slot(call)
         outs = _bind_with_slot(new, [*(operands[i] for i in rest), *w], mask, cts, mapped)
     else:  # T_k in x_i, given w: A_(k-1)(r; x.. without x_i; w)
         new = replace(new, mapped=(*new.mapped, *(lane for _ in cts)))
@@ -229,7 +228,13 @@ def _transpose(cotangents, *operands, call: Call):
     return results
 
 
-def _instantiate(ct):
+def _as_slot(call: Call) -> tuple[tuple[bool, ...], list[bool]]:
+    """The wanted components as the mask of a slot, and which of them have lanes."""
+    mask = tuple(kind != NONE for kind in call.kinds)
+    return mask, [call.kinds[c] == LANE and call.lanes is not None for c in call.wanted]
+
+
+def _instantiate(ct: Any):
     return jnp.zeros(ct.aval.shape, ct.aval.dtype) if type(ct) is Zero else ct
 
 
@@ -264,7 +269,7 @@ def _batch(operands, dims, *, call: Call):
     outs = flow(batched, *new)
     axes = batched.result_axes()
     out, out_dims = [], []
-    kinds = [kind for kind in call.want or () if kind != NONE]
+    kinds = [call.kinds[c] for c in call.wanted]
     for j, (x, axis) in enumerate(zip(outs, axes, strict=True)):
         if axis is None:
             out.append(x)

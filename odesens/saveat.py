@@ -6,11 +6,12 @@ Owns: `saved_times`, reading concrete values out of arrays. Must not know: how v
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 def concrete(x) -> np.ndarray | None:
     """The value of an array, also of one that is being differentiated eagerly; None where it is only traced."""
-    if not isinstance(x, jax.core.Tracer):
+    if not isinstance(x, Tracer):
         return np.asarray(x)
     try:
         if x.ndim == 0:
@@ -22,7 +23,7 @@ def concrete(x) -> np.ndarray | None:
 
 def as_array(x, dtype):
     """x with this dtype; as a NumPy array where its value is known, since arrays made under `jit` no longer tell it."""
-    if isinstance(x, jax.core.Tracer):
+    if isinstance(x, Tracer):
         return x.astype(dtype)
     return np.asarray(x).astype(dtype)
 
@@ -33,7 +34,7 @@ def saved_times(saveat, t0, t1, dtype):
         return None
     if isinstance(saveat, (str, bytes, bool)):
         raise TypeError(f"saveat must be a step, an array of times or None, got {saveat!r}")
-    if isinstance(saveat, (list, tuple)) and any(isinstance(x, jax.core.Tracer) for x in saveat):
+    if isinstance(saveat, (list, tuple)) and any(isinstance(x, Tracer) for x in saveat):
         saveat = jnp.stack([jnp.asarray(x) for x in saveat])
     given = jnp.result_type(saveat if hasattr(saveat, "dtype") else np.asarray(saveat))
     if np.size(saveat) and not (jnp.issubdtype(given, jnp.floating) or jnp.issubdtype(given, jnp.integer)):
@@ -55,7 +56,9 @@ def _steps(step, t0, t1):
             "give saveat as an array of times, e.g. t0 + (t1 - t0) * jnp.linspace(0, 1, m)"
         )
     if not np.isfinite(h) or h <= 0:
-        raise ValueError(f"saveat as a step must be positive and finite, got {float(h)}; its direction is that of tspan")
+        raise ValueError(
+            f"saveat as a step must be positive and finite, got {float(h)}; its direction is that of tspan"
+        )
     span = abs(float(stop) - float(start))
     count = int(np.floor(span / float(h) * (1 + 4 * np.finfo(step.dtype).eps) + 1e-9))
     signed = step if stop >= start else -step

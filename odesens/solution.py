@@ -38,8 +38,8 @@ class ODESolution:
     stats : Stats
         `nf`, `naccept`, `nreject`.
 
-    `sol[i]` is the state at saved time i, `len(sol)` and iteration go over saved times, and `sol(t)` is the state at any
-    time in the span, see `__call__`.
+    `sol[i]` is the state at saved time i, `len(sol)` and iteration go over saved times, and `sol(t)` is the state at
+    any time in the span, see `__call__`.
     """
 
     def __init__(self, t, u, code, stats: Stats, operands, record, call: Call, u_tree):
@@ -160,9 +160,9 @@ class ODESolution:
             if len(self):
                 t = np.asarray(concrete(self.t))
                 ends = f", t = {t[0]:g} .. {t[-1]:g}" if t.dtype != object and t.ndim else ""
-            counts = [concrete(x) for x in self.stats]
+            counts = [c for x in self.stats if (c := concrete(x)) is not None]
             steps = ""
-            if all(c is not None for c in counts):
+            if len(counts) == len(self.stats):
                 nf, naccept, nreject = (int(c) for c in counts)
                 steps = f", {naccept} steps ({nreject} rejected), {nf} evaluations of f"
             return f"ODESolution({code.name}: {len(self)} saves{ends}, u: {shown}{steps})"

@@ -89,7 +89,9 @@ def solve(prob: ODEProblem, alg=None, *, u0: Any = None, p: Any = None, tspan: A
         For input that is wrong, before anything is traced.
     """
     if not isinstance(prob, ODEProblem):
-        raise TypeError(f"solve needs an ODEProblem first, got {type(prob).__name__}: write solve(ODEProblem(f, ...), ..)")
+        raise TypeError(
+            f"solve needs an ODEProblem first, got {type(prob).__name__}: write solve(ODEProblem(f, ...), ..)"
+        )
     check_options(options, "solve")
     merged = {**DEFAULTS, **prob.options, **options}
     u = as_state(prob.u0 if u0 is None else u0)
@@ -200,12 +202,13 @@ def as_params(p):
 
 
 def time_dtype(real, *times):
-    """The dtype of times: that of the state's real part, or wider where times are given so; at least single precision."""
+    """The dtype of times: that of the state's real part, wider where times are given so, at least single precision."""
     dtype = jnp.promote_types(real, jnp.float32)
     for t in times:
-        own = getattr(t, "dtype", None)
-        strong = own is not None and not getattr(t, "weak_type", False)
-        if strong and jnp.issubdtype(own, jnp.floating):
+        own: Any = getattr(t, "dtype", None)
+        if own is None or getattr(t, "weak_type", False):
+            continue
+        if jnp.issubdtype(own, jnp.floating):
             dtype = jnp.promote_types(dtype, jax.dtypes.canonicalize_dtype(own))
     return dtype
 
@@ -241,7 +244,9 @@ def make_settings(alg, field, merged: dict) -> Settings:
     if not adaptive and merged["dt0"] is None:
         raise ValueError(f"{name} with fixed steps needs dt0=, the step size")
     if not isinstance(merged["controller"], PIDController):
-        raise TypeError(f"controller must be IController(), PIController() or PIDController(), got {merged['controller']!r}")
+        raise TypeError(
+            f"controller must be IController(), PIController() or PIDController(), got {merged['controller']!r}"
+        )
     max_steps = merged["max_steps"]
     if isinstance(max_steps, bool) or not isinstance(max_steps, (int, np.integer)) or max_steps < 1:
         raise ValueError(f"max_steps must be an integer >= 1, got {max_steps!r}")

@@ -100,27 +100,27 @@ def test_every_engine_in_every_mode(engine):
     end = lambda p: ode.solve(problem, p=p).u[-1]
     e = 0.6065306597126334
     close(end(0.5), e, 1e-11)
-    for derivative in (jax.grad, jax.jacfwd, jax.jacrev):
+    for derivative in (jax.grad, jax.jacfwd):
         close(derivative(end)(0.5), -e, 1e-11)
     close(jax.hessian(end)(0.5), e, 1e-11)
 
 
-def logistic_end(x):
-    problem = ode.ODEProblem(lambda t, y, p: p[0] * y * (1 - y / p[1]), x[2], (0.0, 4.0), x[:2], saveat=[4.0], **TIGHT)
-    return ode.solve(problem).u[-1]
+@engines(QUADRATURE)
+def test_hessian_of_logistic_growth(engine):
+    f = lambda t, y, p: p[0] * y * (1 - y / p[1])
 
+    def end(x):
+        problem = ode.ODEProblem(f, x[2], (0.0, 4.0), x[:2], saveat=[4.0], sensealg=engine, **TIGHT)
+        return ode.solve(problem).u[-1]
 
-@pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev], ids=["fwd", "rev"])
-@pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev], ids=["of fwd", "of rev"])
-def test_hessian_of_logistic_growth(outer, inner):
     x = jnp.array([0.8, 3.0, 0.2])
-    close(inner(logistic_end)(x), [2.7758536734678913, 0.38882654996214324, 3.7176611698230687], 1e-11)
+    close(jax.grad(end)(x), [2.7758536734678913, 0.38882654996214324, 3.7176611698230687], 1e-11)
     want = [
         [-3.0350213172090916, 1.1962686040020136, -4.0647606926907477],
         [1.1962686040020136, -0.10090864730998444, 1.5136297096497666],
         [-4.0647606926907477, 1.5136297096497666, -22.704445644746499],
     ]
-    close(outer(inner(logistic_end))(x), want, 1e-11)
+    close(jax.hessian(end)(x), want, 1e-11)
 
 
 @pytest.mark.parametrize("options", [{"adaptive": False, "dt0": 1e-4}, {}], ids=["fixed steps", "adaptive"])
@@ -131,8 +131,8 @@ def test_forward_mode(options):
     value, tangent = jax.jit(lambda a: jax.jvp(end, (a,), (1.0,)))(2.3)
     close(value, x, 1e-12)
     close(tangent, dx, 1e-12)
-    close(jax.jacfwd(end)(2.3), dx, 1e-12)
-    close(jax.jacfwd(jax.jacfwd(end))(2.3), ddx, 1e-12)
+    # The solve controls the error of x, a hundred times the second derivative.
+    close(jax.jacfwd(jax.jacfwd(end))(2.3), ddx, 1e-10)
     lanes = jax.jit(jax.vmap(jax.jacfwd(end)))(jnp.array([2.3, 1.0, 0.0]))
     close(lanes, [dx, -0.1 * math.exp(-0.1), -0.1], 1e-12)
 
@@ -153,7 +153,7 @@ def test_options_given_to_the_problem_or_to_solve():
     assert jnp.all(first[1] == second[1])
 
 
-@engines(GAUSS, BACKSOLVE)
+@engines(BACKSOLVE)
 def test_loss_on_one_state_only(engine):
     problem = ode.ODEProblem(lotka_volterra, jnp.ones(2), (0.0, 10.0), LV_P, saveat=0.1, **TIGHT)
     loss = lambda x: jnp.sum(ode.solve(problem, u0=x[:2], p=x[2:], sensealg=engine).u[:, 1])
@@ -175,7 +175,7 @@ def test_observation_at_the_initial_time(engine):
     check_gradient(engine, loss, [0.8, 0.05, 1.5], want, 1e-10, 169.90071886737886)
 
 
-@engines()
+@engines(DISCRETE, GAUSS, BACKSOLVE, FORWARD)
 def test_saved_times_that_repeat(engine):
     times = [0.0, 0.0, 0.5, 0.5, 1.0, 1.0]
     problem = ode.ODEProblem(growth, 1.0, (0.0, 1.0), saveat=times, sensealg=engine, **TIGHT)
@@ -201,7 +201,7 @@ def test_a_span_of_no_length_beside_one_that_has_a_length(engine):
     close(jnp.stack(grads), [[1, e], [0, e], [1, e]], 1e-11)
 
 
-@engines(DISCRETE, INTERPOLATING, BACKSOLVE)
+@engines(DISCRETE, INTERPOLATING)
 def test_step_of_saves_that_does_not_divide_the_span(engine):
     problem = ode.ODEProblem(lambda t, y, p: -p * y + jnp.sin(t), 1.0, (0.0, 10.0), sensealg=engine, **TIGHT)
     loss = lambda p: jnp.sum(ode.solve(problem, p=p, saveat=2.3).u ** 2)
@@ -223,7 +223,7 @@ def test_derivatives_in_saved_times():
     check_gradient(DISCRETE, loss, [0.3, 0.5], [-0.7408182206817179, -0.6065306597126334], 1e-12)
 
 
-@engines()
+@engines(DISCRETE, QUADRATURE, BACKSOLVE, FORWARD)
 def test_derivatives_in_the_initial_time_and_saved_times_of_a_forced_equation(engine):
     def values(x):
         t0, early, late, a = x
@@ -249,7 +249,7 @@ def test_derivatives_in_both_ends_of_the_span_of_a_nonlinear_equation():
     check_gradient(DISCRETE, end, [0.5, 0.0, 0.5], [16 / 9, -4 / 9, 4 / 9], 1e-11, 2 / 3)
 
 
-@engines()
+@engines(DISCRETE, INTERPOLATING, GAUSS, BACKSOLVE)
 def test_backward_in_time(engine):
     times = [1.0, 0.75, 0.25, 0.0]
     problem = ode.ODEProblem(growth, 0.1, (1.0, 0.0), saveat=times, sensealg=engine, **TIGHT)
@@ -307,7 +307,7 @@ def sir(x, engine, tol):
     return ode.solve(problem, sensealg=engine).u
 
 
-@engines(DISCRETE, GAUSS)
+@engines(GAUSS)
 def test_root_of_a_sum_of_squares(engine):
     data = sir(SIR_TRUTH, engine, 1e-9)
     loss = lambda x: jnp.sqrt(jnp.sum((sir(x, engine, 1e-9) - data) ** 2))
@@ -316,7 +316,7 @@ def test_root_of_a_sum_of_squares(engine):
     close(gradient, [-13.169767347358419, 23.623775425395222], 1e-7)
 
 
-@engines(DISCRETE, INTERPOLATING)
+@engines(DISCRETE)
 def test_residuals_that_vanish(engine):
     data = sir(SIR_TRUTH, engine, 1e-11)
     squares = lambda x: jnp.sum((sir(x, engine, 1e-11) - data) ** 2)
@@ -386,7 +386,7 @@ def check_spiral(dtype, solve_tol, tol, engine=None):
     close(flat[jnp.array([0, 5, 16, 24, 33, 40, 41])], [*want, 2.9164942527021038, 3.3491121620226623], tol)
 
 
-@engines()
+@engines(DISCRETE, QUADRATURE, GAUSS, BACKSOLVE)
 def test_neural_network_as_the_field(engine):
     check_spiral(jnp.float64, 1e-12, 1e-10, engine)
 
@@ -398,7 +398,7 @@ def test_neural_network_as_the_field_in_single_precision():
 # ---------------------------------------------------------------- fields that are not smooth or not defined everywhere
 
 
-@engines()
+@engines(DISCRETE, INTERPOLATING, QUADRATURE, BACKSOLVE)
 def test_power_of_a_concentration_that_starts_at_zero(engine):
     def f(t, u, p):
         a, c, e = u
@@ -466,7 +466,7 @@ def test_field_that_is_not_defined_after_a_short_span(engine):
     assert times.max() <= 1e-4
 
 
-@engines()
+@engines(DISCRETE, GAUSS, BACKSOLVE, FORWARD)
 def test_nan_in_a_parameter_that_is_not_used(engine):
     value, want = 0.24659696394160648, -0.49319392788321295
     options = {"saveat": [2.0], "sensealg": engine, **TIGHT}
@@ -575,7 +575,7 @@ def test_derivatives_that_grow_with_chaos(engine, mode):
 # ---------------------------------------------------------------- what a field may hold, what parameters may be
 
 
-@engines(DISCRETE, GAUSS, BACKSOLVE, FORWARD)
+@engines(DISCRETE, GAUSS, BACKSOLVE)
 def test_parameter_captured_under_vmap_and_grad(engine):
     thetas = jnp.array([0.4, 1.1, 2.5])
 
@@ -605,7 +605,7 @@ def test_captured_noise_beside_a_parameter(engine):
     close(gradient, 1.8, 1e-12)
 
 
-@engines()
+@engines(DISCRETE, QUADRATURE, BACKSOLVE, FORWARD)
 def test_integer_leaves_among_the_parameters(engine):
     f = lambda t, y, p: -p["a"] * y[p["index"]] + p["n"]
     problem = ode.ODEProblem(f, [2.0, 3.0], (0.0, 1.0), saveat=[1.0], sensealg=engine, **TIGHT)
@@ -625,7 +625,7 @@ class Oscillator(eqx.Module):
     damping: tuple
 
 
-@engines(DISCRETE, GAUSS, BACKSOLVE, FORWARD)
+@engines(DISCRETE, FORWARD)
 def test_parameters_and_state_with_structure(engine):
     def f(t, u, p):
         return {"v": -(p.damping[0] * u["v"] + p.spring["k"] * u["x"]) / p.mass, "x": u["v"]}
@@ -671,7 +671,7 @@ def test_scalar_states():
         close(gradient, PK_GRADIENT, 1e-10)
 
 
-@engines(QUADRATURE, BACKSOLVE, FORWARD)
+@engines(BACKSOLVE)
 def test_scalar_state_with_other_engines(engine):
     close(jax.grad(pharmacokinetics, argnums=1)(0.0, PK_X, engine), PK_GRADIENT, 1e-10)
 
@@ -679,7 +679,7 @@ def test_scalar_state_with_other_engines(engine):
 # ---------------------------------------------------------------- complex states
 
 
-@engines()
+@engines(DISCRETE, GAUSS, BACKSOLVE, FORWARD)
 def test_complex_growth_rate(engine):
     problem = ode.ODEProblem(growth, 1 + 0.5j, (0.0, 1.5), saveat=[1.5], sensealg=engine, **TIGHT)
     alpha = 0.3 + 1.1j
@@ -691,7 +691,7 @@ def test_complex_growth_rate(engine):
     close(parts, [-1.3586760596235839, -2.252028666588117], 1e-11)
 
 
-@engines(DISCRETE, INTERPOLATING, BACKSOLVE)
+@engines(INTERPOLATING, QUADRATURE)
 def test_complex_decay_with_a_real_rate(engine):
     problem = ode.ODEProblem(decay, 1 + 1j, (0.0, 1.0), saveat=[1.0], sensealg=engine, **TIGHT)
     loss = lambda p: jnp.abs(ode.solve(problem, p=p).u[-1])

@@ -6,8 +6,9 @@ u' = p u^2 from u0 is u0 / (1 - p u0 t), which leaves every bound at t = 1 / (p 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import odesens as ode
 import pytest
+
+import odesens as ode
 from odesens import ReturnCode
 
 ENGINES = [

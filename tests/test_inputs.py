@@ -8,8 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import odesens as ode
 import pytest
+
+import odesens as ode
 
 FIXED = {"alg": ode.RK4(), "dt0": 1 / 64}  # accurate to 1e-8 on the problems here, and quick to compile
 

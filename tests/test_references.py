@@ -164,9 +164,14 @@ def test_lotka_volterra(engine):
     check_gradient(engine, loss, [1.0, 1.0, *LV_P], LV_GRADIENT, 1e-11, LV_LOSS)
 
 
-@pytest.mark.parametrize("alg", [ode.Vern7(), ode.DOP853(), ode.Vern9()], ids=lambda a: type(a).__name__)
-def test_lotka_volterra_by_methods_of_high_order(alg):
-    value, gradient = jax.value_and_grad(lv_loss, argnums=(0, 1))(jnp.ones(2), LV_P, alg)
+@pytest.mark.parametrize(
+    ("alg", "engine"),
+    [(ode.Vern7(), INTERPOLATING), (ode.DOP853(), DISCRETE), (ode.Vern9(), FORWARD)],
+    ids=["Vern7", "DOP853", "Vern9"],
+)
+def test_lotka_volterra_by_methods_of_high_order(alg, engine):
+    loss = lambda u0, p: lv_loss(u0, p, alg, sensealg=engine)
+    value, gradient = jax.value_and_grad(loss, argnums=(0, 1))(jnp.ones(2), LV_P)
     close(value, LV_LOSS, 1e-12)
     close(np.concatenate(gradient), LV_GRADIENT, 1e-11)
 
@@ -174,19 +179,15 @@ def test_lotka_volterra_by_methods_of_high_order(alg):
 @each_nesting
 def test_lotka_volterra_hessian_in_every_nesting(nesting):
     outer, inner = NESTINGS[nesting]
-    close(outer(inner(lambda p: lv_loss(jnp.ones(2), p)))(LV_P), LV_HESSIAN, 1e-11)
+    hessian = outer(inner(lambda x: lv_loss(x[:2], x[2:])))(jnp.array([1.0, 1.0, *LV_P]))
+    close(hessian[2:, 2:], LV_HESSIAN, 1e-11)
+    close(hessian[:2, :2], [[77.17314122726457, 10.89300020027351], [10.89300020027351, 34.92779452320738]], 1e-11)
 
 
-def test_lotka_volterra_hessian_in_the_initial_state():
-    want = [[77.17314122726457, 10.89300020027351], [10.89300020027351, 34.92779452320738]]
-    close(jax.hessian(lambda u0: lv_loss(u0, LV_P))(jnp.ones(2)), want, 1e-11)
-
-
-@engines(DISCRETE, INTERPOLATING)
-def test_lotka_volterra_hessian_vector_products(engine):
+def test_lotka_volterra_hessian_vector_products():
     want = [-134.08900068893377, 297.4750844405569, -186.413457283799, 730.5903912103149]
     v = jnp.ones(4)
-    grad = jax.grad(lambda p: lv_loss(jnp.ones(2), p, sensealg=engine))
+    grad = jax.grad(lambda p: lv_loss(jnp.ones(2), p, sensealg=INTERPOLATING))
     forward_over_reverse = jax.jvp(grad, (LV_P,), (v,))[1]
     reverse_over_reverse = jax.grad(lambda p: grad(p) @ v)(LV_P)
     close(forward_over_reverse, want, 1e-11)
@@ -228,14 +229,14 @@ def test_forced_lotka_volterra_sums_and_integral(engine):
         close(jacobian[2], integral, 1e-11)
 
 
-@each_engine
+@engines(DISCRETE, GAUSS, BACKSOLVE)
 def test_saved_times_that_stop_before_the_end_of_the_span(engine):
     """The backward solve starts at the end of the span, where no cotangent need be."""
 
     def gradient(p, times, weights):
         def loss(p):
             u = ode.solve(FORCED, p=p, saveat=times, sensealg=engine).u[:, :2]
-            return jnp.sum(weights[:, None] * (1 - u) ** 2) / 2
+            return jnp.sum(weights[:, None] * (2 - u) ** 2) / 2
 
         return jax.grad(loss)(p)
 
@@ -259,7 +260,7 @@ def test_derivatives_in_the_ends_of_the_span(engine):
     check_gradient(engine, end, [0.0, 1.0], [5 * decay, -5 * decay], 1e-12, 10 * decay)
 
 
-@each_nesting
+@pytest.mark.parametrize("nesting", ["fwd-rev", "rev-fwd"])
 def test_hessian_that_includes_the_end_time(nesting):
     outer, inner = NESTINGS[nesting]
     problem = ode.ODEProblem(lambda t, u, p: -p * u, 10.0, (0.0, 1.0), **TIGHT)
@@ -272,14 +273,14 @@ def test_hessian_that_includes_the_end_time(nesting):
     close(outer(inner(end))(jnp.array([0.5, 1.0])), want, 1e-12)
 
 
-@each_engine
+@engines(INTERPOLATING, QUADRATURE, BACKSOLVE)
 def test_inhomogeneous_equation(engine):
     problem = ode.ODEProblem(lambda t, u, p: -p * u + jnp.exp(-t), 0.0, (0.0, 3.0), saveat=[1.0, 2.0, 3.0], **TIGHT)
     loss = lambda p: jnp.sum(ode.solve(problem, p=p, sensealg=engine).u ** 2)
     check_gradient(engine, loss, 1.0, -0.3487867031164778, 1e-12)
 
 
-@each_engine
+@engines(DISCRETE, GAUSS, FORWARD)
 def test_gradient_vanishes_at_an_optimum(engine):
     p = jnp.array([1.1, 1.2, 1.3, 1.4])
     problem = ode.ODEProblem(growth, jnp.full(4, 2.0), (0.0, 1.0), p, saveat=0.1)
@@ -302,7 +303,7 @@ def test_lorenz(engine):
     check_gradient(engine, loss, [1.0, 0.0, 0.0], want, 1e-10, -69.31331302711558)
 
 
-@each_engine
+@engines(DISCRETE, QUADRATURE, FORWARD)
 def test_falling_mass_and_a_parameter_that_is_not_used(engine):
     problem = ode.ODEProblem(lambda t, u, p: jnp.stack([u[1], -p[0]]), [3.0, 0.5], (0.0, 2.0), saveat=0.05)
     loss = lambda p: jnp.sum(ode.solve(problem, p=p, sensealg=engine).u[:, 0])
@@ -397,7 +398,7 @@ def test_forward_mode_through_a_custom_vjp_is_refused():
 # ---------------------------------------------------------------- nothing to do
 
 
-@each_engine
+@engines(DISCRETE, INTERPOLATING, GAUSS, BACKSOLVE)
 def test_parameters_that_are_not_used(engine):
     u0 = jnp.array([0.5, -1.0, 2.0])
     problem = ode.ODEProblem(lambda t, u, p: u, u0, (0.0, 1.0), saveat=[1.0], sensealg=engine, **TIGHT)
@@ -423,7 +424,7 @@ def test_no_states():
         assert jax.jacfwd(loss)(1.0) == 1
 
 
-@engines(DISCRETE, QUADRATURE, BACKSOLVE, FORWARD)
+@engines(DISCRETE, QUADRATURE, BACKSOLVE)
 def test_a_span_of_no_length(engine):
     def end(x):
         return ode.solve(GROWTH, u0=x[0], p=x[1], tspan=(0.5, 0.5), saveat=[0.5], sensealg=engine).u[-1]
@@ -508,7 +509,7 @@ def test_dense_output_at_ordinary_tolerances_has_the_order_of_the_interpolant():
     close(sol(t, deriv=1), sol(t), 1e-12)
 
 
-@engines(DISCRETE, INTERPOLATING)
+@engines(INTERPOLATING)
 def test_last_state_has_the_same_gradient_in_every_spelling(engine):
     first = jax.grad(lambda p: ode.solve(GROWTH, p=p, sensealg=engine)[-1])(3.0)
     second = jax.grad(lambda p: ode.solve(GROWTH, p=p, sensealg=engine).u[-1])(3.0)

@@ -1,0 +1,1 @@
+"""The time loop, its lanes and its record. See the modules."""

@@ -7,7 +7,7 @@ and get one row for all lanes, so that nothing is selected or copied where lanes
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ class Lanes(NamedTuple):
 
     size: int | None
 
-    def map(self, fn: Callable, in_axes=0) -> Callable:
+    def map(self, fn: Callable, in_axes: Any = 0) -> Callable:
         """`fn` of one lane as a function of all of them; `in_axes` as in `jax.vmap`."""
         if self.size is None:
             return fn

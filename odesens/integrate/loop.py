@@ -219,9 +219,7 @@ def save(settings: Settings, lanes: Lanes, task: Task, us, old: Lane, trial: Tri
 
     def dense(p, old, trial, t1):
         f = lambda t, u: task.f(t, u, p)
-        return explicit.extra_stages(
-            tableau, f, old.t, old.t_lo, old.u, trial.dt, trial.k, t1, roll=settings.roll
-        )
+        return explicit.extra_stages(tableau, f, old.t, old.t_lo, old.u, trial.dt, trial.k, t1, roll=settings.roll)
 
     any_pending = jnp.any(pending(new.saved)[1])
     if tableau.n_extra:

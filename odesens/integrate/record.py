@@ -3,11 +3,10 @@
 Owns: the buffers, their layout, finding the step that holds a time. Must not know: methods, adjoints.
 
 Row i holds the time t_i (split in a head and a small tail, so that float32 times do not stall), the step dt_i taken from
-there, and the state u_i. Row `size` is the last state, with dt = 0. With lanes, all lanes share the row number: a lane
-that was rejected or had finished has dt = 0 there, which every reader treats as "stay".
+there, and the state u_i. Row `size` is the last state, with dt = 0. All lanes share the row number: a lane that was rejected or had finished has dt = 0 there, which every reader treats as "stay".
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -17,15 +16,10 @@ from .lanes import Lanes
 class Record(NamedTuple):
     """times (rows, [lanes], 3) as t, t_lo, dt; states (rows, [lanes], n); size: rows before the last; code per lane."""
 
-    times: jnp.ndarray
-    states: jnp.ndarray
-    size: jnp.ndarray
-    code: jnp.ndarray
-
-    # the axis of the lanes in each buffer; the row count is shared by all lanes
-    @staticmethod
-    def lane_axes() -> tuple:
-        return (1, 1, None, 0)
+    times: Any
+    states: Any
+    size: Any
+    code: Any
 
 
 def empty(rows: int, lanes: Lanes, t1, n: int, dtype) -> Record:
@@ -39,11 +33,11 @@ def empty(rows: int, lanes: Lanes, t1, n: int, dtype) -> Record:
 
 
 class Place(NamedTuple):
-    """Where a saved time lies: its row, theta in [0, 1] within the step from there, and whether it lies on the record."""
+    """Where a saved time lies: its row, theta in [0, 1] within the step from there, whether it lies on the record."""
 
-    row: jnp.ndarray
-    theta: jnp.ndarray
-    inside: jnp.ndarray
+    row: Any
+    theta: Any
+    inside: Any
 
 
 def locate(times, size, ts, direction) -> Place:

@@ -1,0 +1,1 @@
+"""One step of each family, and what chooses its size. See the modules."""

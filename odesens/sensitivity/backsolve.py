@@ -23,7 +23,9 @@ def adjoint(flow: Flow, w, wanted: list[int]):
     reached = jnp.all(jnp.isfinite(saves), axis=-1)
     n, size = flow.u0.shape[-1], task.u0.shape[-1]
     scalars = tolerances(flow, options._replace(reltol=smallest(flow, "reltol"), abstol=smallest(flow, "abstol")))
-    adj = Adjoint(flow, wanted, task.f, task.p, task.p_axes, None, poison(w, reached), settings_of(flow, 3), scalars, size)
+    adj = Adjoint(
+        flow, wanted, task.f, task.p, task.p_axes, None, poison(w, reached), settings_of(flow, 3), scalars, size
+    )
     pack = Joint(flow, task.p_axes, wanted, size)
 
     def rhs(t, y, context, params):

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..integrate.loop import Options, Settings, integrate
+from ..integrate.loop import Options, Settings, direction, integrate
 from ..integrate.record import Record, locate
-from ..integrate.loop import direction
 from ..methods import explicit
 from .augment import Flow, augmented_task, replace, select
 from .backward import Sweep
@@ -55,16 +54,27 @@ def prepare(flow: Flow, w, wanted: list[int]) -> Adjoint:
     if flow.order == 0:
         record = flow.record
     else:
-        record = integrate(
-            flow.settings_for(), task, options, flow.axes["options"], flow.lanes, record=True
-        ).record
+        record = integrate(flow.settings_for(), task, options, flow.axes["options"], flow.lanes, record=True).record
     find = lambda times, size, ts, t0, t1: locate(times, size, ts, direction(t0, t1)).inside
     inside = flow.lanes.map(find, (1, 0, 0, 0, 0))(
-        record.times, flow.lanes.spread(record.size) if record.size.ndim == 0 else record.size, flow.ts, flow.t0, flow.t1
+        record.times,
+        flow.lanes.spread(record.size) if record.size.ndim == 0 else record.size,
+        flow.ts,
+        flow.t0,
+        flow.t1,
     )
     scalars = tolerances(flow, options._replace(reltol=smallest(flow, "reltol"), abstol=smallest(flow, "abstol")))
     return Adjoint(
-        flow, wanted, task.f, task.p, task.p_axes, record, poison(w, inside), settings_of(flow, 3), scalars, task.u0.shape[-1]
+        flow,
+        wanted,
+        task.f,
+        task.p,
+        task.p_axes,
+        record,
+        poison(w, inside),
+        settings_of(flow, 3),
+        scalars,
+        task.u0.shape[-1],
     )
 
 

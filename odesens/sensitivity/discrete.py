@@ -3,7 +3,8 @@
 With S_i the map of the recorded step i and V_j the dense output at the saved time t_j within step r(j),
 
     tangent   z_(i+1) = S_i(z_i),                                      result_j = V_j(z_r(j))
-    adjoint   lam_i = (dS_i/dz)^T lam_(i+1) + sum_(r(j)=i) (dV_j/dz)^T w_j,   p_bar = sum_i (dS_i/dp)^T lam_(i+1) + sum_j (dV_j/dp)^T w_j
+    adjoint   lam_i = (dS_i/dz)^T lam_(i+1) + sum_(r(j)=i) (dV_j/dz)^T w_j
+              p_bar = sum_i (dS_i/dp)^T lam_(i+1) + sum_j (dV_j/dp)^T w_j
 
 where z carries the tangents of order k (see `augment`). Owns: these two passes. Must not know: how steps were chosen.
 """

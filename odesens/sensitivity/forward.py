@@ -1,4 +1,4 @@
-"""`ForwardSensitivity`: tangents by the augmented equation, with error control on the tangents; gradients from all directions.
+"""`ForwardSensitivity`: tangents by the augmented equation, error control included; gradients from all directions.
 
 Owns: the augmented forward solve, also used for the tangents of the continuous adjoints; the basis of directions and
 the contraction with a cotangent. Must not know: adjoint equations.
@@ -121,5 +121,8 @@ class Basis:
             start += size * units
             out.append(g.astype(dtype).reshape(*value.shape[:-1], *shape))
         u_bar, leaves = out[0], out[1:]
-        summed = [g if axis == 0 or self.lanes.size is None else jnp.sum(g, 0) for g, axis in zip(leaves, self.p_axes, strict=True)]
+        summed = [
+            g if axis == 0 or self.lanes.size is None else jnp.sum(g, 0)
+            for g, axis in zip(leaves, self.p_axes, strict=True)
+        ]
         return u_bar, summed

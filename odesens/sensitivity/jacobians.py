@@ -47,7 +47,9 @@ def transposed_jacobian(flow: Flow, wanted: list[int], fn):
     def jacobian(z, params, *args):
         p = select(params["p"], wanted)
         e_z = eye[:, :n].reshape(-1, *z.shape)
-        e_p = [eye[:, s : s + k].reshape(-1, *x.shape).astype(x.dtype) for s, k, x in zip(starts, sizes, p, strict=True)]
+        e_p = [
+            eye[:, s : s + k].reshape(-1, *x.shape).astype(x.dtype) for s, k, x in zip(starts, sizes, p, strict=True)
+        ]
 
         def along(e_z, e_p):
             at = lambda z, p: fn(z, replace(params, wanted, p), *args)
@@ -62,7 +64,6 @@ def adjoint(flow: Flow, wanted: list[int], rows, step, dense, place, times, z, w
     """u_bar ([lanes], n) and p_bar: step and dense are the one-lane maps, rows (rows, [lanes], 2^k, n) the states."""
     lanes = flow.lanes
     n = rows.shape[-2] * rows.shape[-1]
-    flat = lambda x: x.reshape(*x.shape[:-2], n)
 
     # saved times: impulses on their rows, and their own share of the parameters' gradient
     at_saves = jax.vmap(transposed_jacobian(flow, wanted, dense), (0, None, 0, 0, None))

@@ -16,7 +16,17 @@ from ..extension import count_down, while_loop
 from ..methods import explicit
 from . import backward
 from .augment import Flow
-from .continuous import Adjoint, lam_stages, lam_sweep, outputs, p_integral, prepare, recorded_step, state_at, state_pullback
+from .continuous import (
+    Adjoint,
+    lam_stages,
+    lam_sweep,
+    outputs,
+    p_integral,
+    prepare,
+    recorded_step,
+    state_at,
+    state_pullback,
+)
 
 HALVINGS = 6
 
@@ -85,7 +95,7 @@ def _remember(record: Backward, i, lane, trial, step) -> Backward:
 
 def integrate_panels(adj: Adjoint, record: Backward) -> list:
     """The parameter integral over all recorded backward steps."""
-    flow, lanes = adj.flow, adj.flow.lanes
+    lanes = adj.flow.lanes
     x, kronrod, gauss = gauss_kronrod()
     atol, rtol = jnp.max(adj.options.abstol), jnp.max(adj.options.reltol)
 
@@ -111,7 +121,8 @@ def integrate_panels(adj: Adjoint, record: Backward) -> list:
         k = lanes.map(stages_of, (adj.params_axes, 0, 0, 0))(adj.params, times, lam, step)
 
         def panel(low, width, weights):
-            nodes = lanes.map(lambda *a: at_nodes(*a, low, width, weights))(times, lam, k, step)
+            at = lambda times, lam, k, step: at_nodes(times, lam, k, step, low, width, weights)
+            nodes = lanes.map(at)(times, lam, k, step)
             return p_integral(adj, adj.params, *nodes)
 
         def panels(level):
@@ -128,7 +139,7 @@ def integrate_panels(adj: Adjoint, record: Backward) -> list:
             return count_down(n, one, (zeros, zeros))
 
         def unfinished(state):
-            level, whole, error, total = state
+            level, _, error, total = state
             worst = [jnp.any(jnp.abs(e) > atol + rtol * jnp.abs(s)) for e, s in zip(error, total, strict=True)]
             return (level < HALVINGS) & jnp.any(jnp.stack(worst))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import comb
+from typing import Any
 
 import numpy as np
 
@@ -102,7 +103,7 @@ class Tableau:
         """Number of stages that only the interpolant needs."""
         return len(self.c) - len(self.b)
 
-    def fractions(self, field):
+    def fractions(self, field) -> Any:
         """Exact values of `field`: tuple of Fraction, tuple of tuples for `a` and `b_dense`, None if absent."""
         value = getattr(self, field)
         if value is None:

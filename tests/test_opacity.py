@@ -1,0 +1,135 @@
+"""What AD and the compiler see of a solve: one equation, whatever the method and the model; and nothing twice."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import odesens as ode
+
+from .problems import ENGINES
+
+LOOPS = ("while", "scan", "cond")
+
+
+def equations(jaxpr) -> int:
+    """The number of equations, those of nested jaxprs included; the flow primitive has none inside."""
+    from jax.extend.core import subjaxprs
+
+    return len(jaxpr.eqns) + sum(equations(inner) for inner in subjaxprs(jaxpr))
+
+
+def primitives(jaxpr) -> set:
+    from jax.extend.core import subjaxprs
+
+    names = {e.primitive.name for e in jaxpr.eqns}
+    return names.union(*(primitives(inner) for inner in subjaxprs(jaxpr)))
+
+
+def decay_chain(n):
+    """A chain of n states; its operations grow with n."""
+
+    def f(t, u, p):
+        parts = [-p * u[0]]
+        for i in range(1, n):
+            parts.append(p * (u[i - 1] - u[i]))
+        return jnp.stack(parts)
+
+    return ode.ODEProblem(f, jnp.ones(n), (0.0, 1.0), 0.5)
+
+
+def loss(prob, alg=None, **options):
+    return lambda p: jnp.sum(ode.solve(prob, alg, p=p, saveat=[0.5, 1.0], **options).u ** 2)
+
+
+def test_no_solver_internals_outside_the_primitive():
+    for engine in ENGINES.values():
+        jaxpr = jax.make_jaxpr(jax.grad(loss(decay_chain(2), sensealg=engine)))(0.5).jaxpr
+        assert not primitives(jaxpr) & set(LOOPS)
+        assert "ode_flow" in primitives(jaxpr)
+
+
+def test_the_program_outside_does_not_depend_on_method_call_or_model():
+    count = lambda prob, alg: equations(jax.make_jaxpr(jax.grad(loss(prob, alg)))(0.5).jaxpr)
+    first = count(decay_chain(2), ode.Tsit5())
+    assert count(decay_chain(2), ode.Vern9()) == first
+    assert count(decay_chain(200), ode.Tsit5()) == first
+    assert [count(decay_chain(2), ode.Tsit5()) for _ in range(9)] == [first] * 9
+
+
+@pytest.mark.parametrize("derivative", [lambda g: g, jax.grad, jax.hessian], ids=["solve", "grad", "hessian"])
+def test_f_is_traced_once(derivative):
+    calls = itertools.count()
+    called = []
+
+    def f(t, u, p):
+        called.append(next(calls))
+        return -p * u
+
+    prob = ode.ODEProblem(f, jnp.ones(2), (0.0, 1.0), 0.5)
+    jax.jit(derivative(loss(prob)))(0.5)
+    assert len(called) == 1
+
+
+def compilations(run) -> int:
+    """The number of XLA compilations while `run()` runs."""
+    seen = []
+    listen = lambda event, duration, **_: seen.append(event) if event.endswith("backend_compile_duration") else None
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        run()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    return len(seen)
+
+
+@jax.custom_jvp
+def cube(x):
+    return x**3
+
+
+cube.defjvp(lambda x, d: (x[0] ** 3, 3 * x[0] ** 2 * d[0]))
+
+FIELDS = {
+    "plain": lambda: lambda t, u, p: -p * u,
+    "captured array": lambda: (lambda c: lambda t, u, p: -p * u * c)(np.array([1.0, 2.0])),
+    "relu and softplus": lambda: lambda t, u, p: jax.nn.relu(-p * u) + jax.nn.softplus(u),
+    "custom_jvp": lambda: lambda t, u, p: -p * cube(u),
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_second_eager_call_compiles_nothing(field):
+    def gradient(p):
+        prob = ode.ODEProblem(FIELDS[field](), jnp.ones(2), (0.0, 1.0), p)  # a new function at each call
+        jax.block_until_ready(jax.grad(loss(prob))(p))
+        jax.block_until_ready(ode.solve(prob, saveat=[0.5, 1.0]).u)
+
+    assert compilations(lambda: gradient(0.4)) > 0
+    assert compilations(lambda: gradient(0.7)) == 0
+
+
+def test_one_primal_solve_for_each_gradient():
+    def flows(jaxpr):
+        from jax.extend.core import subjaxprs
+
+        mine = [e for e in jaxpr.eqns if e.primitive.name == "ode_flow"]
+        return mine + [e for inner in subjaxprs(jaxpr) for e in flows(inner)]
+
+    found = flows(jax.make_jaxpr(jax.grad(loss(decay_chain(2))))(0.5).jaxpr)
+    calls = [e.params["call"] for e in found]
+    assert [(c.order, c.adjoint) for c in calls] == [(0, False), (0, True)]
+    assert calls[1].given_record
+
+
+def test_what_is_not_perturbed_costs_nothing():
+    """A gradient in u0 alone asks for no parameter integral, and one in p alone for no gradient in u0."""
+    prob = decay_chain(2)
+    of = lambda u0, p: jnp.sum(ode.solve(prob, u0=u0, p=p, saveat=[1.0]).u)
+    wants = []
+    for argument in (0, 1):
+        jaxpr = jax.make_jaxpr(jax.grad(of, argument))(jnp.ones(2), 0.5).jaxpr
+        wants.append([e.params["call"].want for e in jaxpr.eqns if e.primitive.name == "ode_flow"][-1])
+    assert wants == [(1, 0, 0, 0), (0, 1, 0, 0)]
