@@ -49,8 +49,19 @@ def _suspect(spec: Spec, flow: Flow, t, dt, u) -> str:
         return (
             f"likely cause: the field gives {du[bad[0]]} for d{name}/dt {where}, {name} = {np.asarray(u)[bad[0]]:.6g}"
         )
+    for offset in [dt * (1 + 1e-9), *(10.0 ** np.arange(-12, 0) * (flow.t1 - t))]:
+        ahead = np.asarray(f(t + offset, u))
+        bad = np.flatnonzero(~np.isfinite(ahead))
+        if bad.size:
+            name = component(spec, int(bad[0]))
+            return f"likely cause: the field gives {ahead[bad[0]]} for d{name}/dt just after the time reached"
     tableau = flow.settings.tableau
     k = explicit.stages(tableau, f, t, jnp.zeros_like(t), u, dt, f(t, u), flow.t1, roll=flow.settings.roll)
+    bad = np.flatnonzero(~np.all(np.isfinite(np.asarray(k)), axis=0))
+    if bad.size:
+        return (
+            f"likely cause: the field gives NaN or infinity for d{component(spec, int(bad[0]))}/dt just after that time"
+        )
     rate = _stiffness(f, t, u)
     stiff = abs(float(dt)) * rate
     if tableau.b_err is not None:

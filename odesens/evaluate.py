@@ -146,7 +146,13 @@ def _adjoint(call: Call, flow: Flow, operands) -> list:
     m = flow.ts.shape[-1]
     w = call.spec.field.state.pack([operands[i] for i in call.w_range], (*lead, m))
     wanted = [c - call.n_u for c in call.wanted if call.n_u <= c < call.i_t0]
+    flow, unused = without_unused_lanes(flow, w)
     u_bar, p_bar, code = ENGINES[type(call.spec.sensealg)].adjoint(flow, w, wanted)
+    code = jnp.where(unused, 0, code)
+    if call.lanes is None:  # nothing is asked of this solve, so its gradient is zero however it ended
+        u_bar, p_bar = jax.tree.map(lambda g: jnp.where(unused, 0, g), (u_bar, p_bar))
+    else:
+        u_bar = jnp.where(unused[:, None], 0, u_bar)
     grads = dict(enumerate(_leaves(call, u_bar)))
     grads |= {call.n_u + j: g for j, g in zip(wanted, p_bar, strict=True)}
     per_lane = lambda c: c < call.n_u or flow.axes["p"][c - call.n_u] == 0
@@ -155,6 +161,38 @@ def _adjoint(call: Call, flow: Flow, operands) -> list:
         g = grads[c].astype(operands[c].dtype)
         out.append(jnp.sum(g, 0) if call.kinds[c] == SHARED and per_lane(c) else g)
     return [*out, code.astype(jnp.int32)]
+
+
+def without_unused_lanes(flow: Flow, w):
+    """`flow` with each failed lane of zero cotangent made a copy of a lane that is used, and which lanes are unused.
+
+    Such a lane adds nothing, but its states may not be finite, and zero times NaN would reach what the lanes share.
+    """
+    unused = jnp.all(w == 0, axis=(-2, -1))
+    if flow.lanes.size is None:
+        return flow, unused
+    finite = jnp.all(jnp.isfinite(flow.u0), axis=-1)
+    failed = ~finite if flow.record is None else ~finite | (flow.record.code > 1)
+    dead, other = unused & failed, jnp.argmax(~unused)
+    here = lambda x, axis: jnp.where(dead.reshape(-1, *(1,) * (x.ndim - axis - 1)), jnp.take(x, other[None], axis), x)
+
+    def exchanged(flow):
+        mapped = lambda xs, axes: [x if a is None else here(x, 0) for x, a in zip(xs, axes, strict=True)]
+        xs = [
+            (here(x, 0), {i: v if a[i] is None else here(v, 0) for i, v in xp.items()})
+            for (x, xp), a in zip(flow.xs, flow.axes["xs"], strict=True)
+        ]
+        new = flow._replace(u0=here(flow.u0, 0), p=mapped(flow.p, flow.axes["p"]), xs=xs)
+        if flow.record is None or not flow.record.states.shape[0]:
+            return new
+        times, states = here(flow.record.times, 1), here(flow.record.states, 1)
+        ends = {name: here(getattr(flow, name), 0) for name in ("t0", "t1", "ts")}
+        return new._replace(record=flow.record._replace(times=times, states=states), **ends)
+
+    arrays = lambda f: (f.u0, f.p, f.xs, f.t0, f.t1, f.ts, f.record)
+    values = jax.lax.cond(jnp.any(dead), lambda: arrays(exchanged(flow)), lambda: arrays(flow))
+    names = ("u0", "p", "xs", "t0", "t1", "ts", "record")
+    return flow._replace(**dict(zip(names, values, strict=True))), unused
 
 
 # ---------------------------------------------------------------- derivatives in times

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 
@@ -52,9 +52,13 @@ class Hoisted(NamedTuple):
     out_tree: Any
 
 
-def hoist(fun: Callable, *args) -> Hoisted:
-    """Trace `fun(*args)` once; captured arrays and tracers, of any outer transformation, become `consts`."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
+def hoist(fun: Callable, *args, axes: frozenset = frozenset()) -> Hoisted:
+    """Trace `fun(*args)` once; captured arrays and tracers, of any outer transformation, become `consts`.
+
+    The arguments are taken to vary along the manual mesh axes `axes`.
+    """
+    abstract = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
+    shapes = vary(args, axes) if axes else jax.tree.map(abstract, args)
     with _automatic_mesh():
         closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(*shapes)
     jaxpr = closed.jaxpr
@@ -103,7 +107,8 @@ def evaluate(closed, *operands) -> list:
 
 
 def _bind(eqn, inputs) -> list:
-    """The results of one equation on new inputs."""
+    """The results of one equation on new inputs, which then vary along the same manual axes."""
+    inputs = vary(inputs, varying_axes(*inputs))
     bound = eqn.primitive.get_bind_params(eqn.params)
     subfuns, params = bound if isinstance(bound, tuple) else ((), bound)  # newer JAX has them among the parameters
     outs = eqn.primitive.bind(*subfuns, *inputs, **params)
@@ -209,11 +214,18 @@ def _rule_jaxpr(eqn):
 
     try:
         if eqn.primitive.name == "custom_jvp_call":
-            return jax.make_jaxpr(forward)(tuple(args), tuple(args))
-        outs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
-        return jax.make_jaxpr(reverse)(tuple(args), outs)
+            rule = jax.make_jaxpr(forward)(tuple(args), tuple(args))
+        else:
+            outs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+            rule = jax.make_jaxpr(reverse)(tuple(args), outs)
     except Exception:  # a rule that fails to trace will fail where it is used, with its own message
         return None
+    if any(isinstance(c, Tracer) for c in rule.consts):
+        raise TypeError(
+            "a custom_jvp or custom_vjp function called by f captures a traced value in its derivative rule, where it "
+            "cannot be differentiated: pass that value to the function as an argument"
+        )
+    return rule
 
 
 def _value_key(v, depth: int) -> Hashable:
@@ -237,6 +249,14 @@ def _value_key(v, depth: int) -> Hashable:
 
 
 # ---------------------------------------------------------------- abstract values
+
+
+def _varying_kind(axes: frozenset) -> dict:
+    """The keyword by which an abstract value says that it varies along `axes`; its name is not the same in all JAX."""
+    if not axes:
+        return {}
+    manual = getattr(jax.sharding, "ManualAxisType", None)
+    return {"vma": axes} if manual is None else {"manual_axis_type": manual(varying=axes)}
 
 
 def varying_axes(*values) -> frozenset:
@@ -291,15 +311,9 @@ class Typing:
 
     def result(self, shape, dtype, spec=()):
         """The abstract value of a result with this shape and dtype, sharded as `spec` says."""
-        kind: dict[str, Any] = {}
+        kind: dict[str, Any] = _varying_kind(self._axes)
         if self.mesh is not None:
             kind["sharding"] = self.sharding(spec, len(shape))
-        if self._axes:
-            template = next(a for a in self._avals if varying_axes(a))
-            if hasattr(template, "manual_axis_type"):
-                kind["manual_axis_type"] = template.manual_axis_type.update(varying=self._axes)
-            else:
-                kind["vma"] = self._axes
         return ShapedArray(tuple(shape), dtype, **kind)
 
     def sharding(self, spec, ndim: int):

@@ -16,16 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .extension import contains_primitive, evaluate, hoist, jaxpr_effects, jaxpr_key
+from .extension import contains_primitive, evaluate, hoist, jaxpr_effects, jaxpr_key, varying_axes
 
 
 def is_array(x) -> bool:
-    """A leaf that is traced: arrays of NumPy and JAX, tracers, Python floats; Python ints, bools, the rest are static."""
-    return isinstance(x, (jax.Array, np.ndarray, np.generic, float, complex)) and not _is_object(x)
-
-
-def _is_object(x) -> bool:
-    return isinstance(x, np.ndarray) and x.dtype == object
+    """A leaf that is traced: numeric arrays of NumPy and JAX, tracers, Python floats. All others are static."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return x.dtype.kind not in "OUSMmV"
+    return isinstance(x, (jax.Array, float, complex))
 
 
 def is_inexact(x) -> bool:
@@ -117,6 +115,9 @@ class Field:
     def n_eqns(self) -> int:
         return len(self.jaxpr.jaxpr.eqns)
 
+    def __deepcopy__(self, memo):
+        return self
+
     def __repr__(self) -> str:
         return f"<field of {self.state.size} states, {self.n_eqns} operations>"
 
@@ -125,10 +126,11 @@ _FIELDS: collections.OrderedDict = collections.OrderedDict()  # interned fields,
 _FIELDS_MAX = 512
 
 
-def trace_field(f: Callable, u, p) -> tuple[Field, list, list]:
+def trace_field(f: Callable, u, p, axes: frozenset = frozenset()) -> tuple[Field, list, list]:
     """Trace `f(t, u, p)` once; returns the interned field and its operands p (differentiable) and aux (others).
 
     Captured arrays and tracers become operands, floating ones in p, so that derivatives with respect to them are right.
+    `axes` are the manual mesh axes along which the problem's other inputs vary.
     """
     check_signature(f)
     u_leaves, u_tree = jax.tree.flatten(u)
@@ -146,6 +148,9 @@ def trace_field(f: Callable, u, p) -> tuple[Field, list, list]:
     values = [jnp.asarray(p_leaves[i]) for i in dynamic]
     t0 = jnp.zeros((), state.real_dtype)
     jaxpr, consts, _ = hoist(flat, t0, u_leaves, values)
+    axes = axes | varying_axes(*u_leaves, *values, *consts)
+    if axes:  # inside shard_map: once more, as the program of arguments that vary
+        jaxpr, consts, _ = hoist(flat, t0, u_leaves, values, axes=axes)
     operands = [jnp.asarray(c) for c in consts] + values
     kinds, pools = [], {"p": [], "aux": []}
     for x in operands:
@@ -190,6 +195,9 @@ def check_signature(f) -> None:
 def _checked_result(du, u_tree, us) -> list:
     """The leaves of f's result cast to the state's dtypes, or an error that says what f must return."""
     leaves, tree = jax.tree.flatten(du)
+    for x in leaves:
+        if not hasattr(x, "dtype") and not isinstance(x, (bool, int, float, complex)):
+            raise TypeError(f"f must return du/dt as numbers or arrays, got {type(x).__name__}: {x!r}")
     shapes = [jnp.shape(x) for x in leaves]
     want = [x.shape for x in us]
     if tree != u_tree:
@@ -203,6 +211,8 @@ def _checked_result(du, u_tree, us) -> list:
     out = []
     for x, u in zip(leaves, us, strict=True):
         dtype = jnp.result_type(x)
+        if dtype == jnp.bool_:
+            raise TypeError("f must return numbers, got booleans")
         weak = not isinstance(x, jax.Array) or jnp.asarray(x).weak_type
         if jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.issubdtype(u.dtype, jnp.complexfloating):
             raise TypeError(

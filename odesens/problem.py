@@ -92,6 +92,8 @@ def remake(prob: ODEProblem, **changes) -> ODEProblem:
     >>> ode.remake(prob, p=3.0).p
     3.0
     """
+    if not isinstance(prob, ODEProblem):
+        raise TypeError(f"remake needs an ODEProblem first, got {type(prob).__name__}")
     parts = {k: changes.pop(k) for k in ("f", "u0", "tspan", "p") if k in changes}
     check_options(changes, "remake (besides f, u0, tspan, p)")
     kept = {k: getattr(prob, k) for k in ("f", "u0", "tspan", "p")}

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+MOST_SAVES = 10**8
+
 
 def concrete(x) -> np.ndarray | None:
     """The value of an array, also of one that is being differentiated eagerly; None where it is only traced."""
@@ -32,19 +34,24 @@ def saved_times(saveat, t0, t1, dtype):
     """The times (m,) at which values are saved; None where every accepted step is."""
     if saveat is None:
         return None
-    if isinstance(saveat, (str, bytes, bool)):
-        raise TypeError(f"saveat must be a step, an array of times or None, got {saveat!r}")
+    wrong = TypeError(f"saveat must be a step, an array of real times or None, got {saveat!r}")
     if isinstance(saveat, (list, tuple)) and any(isinstance(x, Tracer) for x in saveat):
         saveat = jnp.stack([jnp.asarray(x) for x in saveat])
-    given = jnp.result_type(saveat if hasattr(saveat, "dtype") else np.asarray(saveat))
-    if np.size(saveat) and not (jnp.issubdtype(given, jnp.floating) or jnp.issubdtype(given, jnp.integer)):
-        raise TypeError(f"saveat must hold real times, got dtype {given}")
+    if not hasattr(saveat, "dtype"):
+        try:
+            saveat = np.asarray(saveat) if np.size(saveat) else np.zeros(0)
+            saveat = saveat.astype(float) if saveat.dtype == object else saveat
+        except (TypeError, ValueError):
+            raise wrong from None
+    if not (jnp.issubdtype(saveat.dtype, jnp.floating) or jnp.issubdtype(saveat.dtype, jnp.integer)):
+        raise TypeError(f"saveat must hold real times, got dtype {saveat.dtype}: {saveat!r}")
+    given = saveat.dtype if jnp.issubdtype(saveat.dtype, jnp.floating) else dtype
     array = as_array(saveat, dtype)
     if array.ndim == 0:
         return _steps(array, t0, t1)
     if array.ndim != 1:
         raise ValueError(f"saveat must be a step or a one-dimensional array of times, got shape {array.shape}")
-    return _checked(array, t0, t1)
+    return _checked(array, t0, t1, max(jnp.finfo(given).eps, jnp.finfo(dtype).eps))
 
 
 def _steps(step, t0, t1):
@@ -60,18 +67,20 @@ def _steps(step, t0, t1):
             f"saveat as a step must be positive and finite, got {float(h)}; its direction is that of tspan"
         )
     span = abs(float(stop) - float(start))
-    count = int(np.floor(span / float(h) * (1 + 4 * np.finfo(step.dtype).eps) + 1e-9))
+    count = int(np.floor(span / float(h) * (1 + 4 * float(jnp.finfo(step.dtype).eps)) + 1e-9))
+    if count > MOST_SAVES:
+        raise ValueError(f"saveat = {float(h):g} on a span of {span:g} makes {count} saves; the most is {MOST_SAVES}")
     signed = step if stop >= start else -step
     ts = t0 + signed * np.arange(count + 1, dtype=step.dtype)
     lands = abs(count * float(h) - span) <= 1e-6 * float(h)
     if span == 0:
-        return ts
+        return t1[None]
     ts = ts[:-1] if lands else ts
     join = jnp.concatenate if isinstance(ts, jax.Array) or isinstance(t1, jax.Array) else np.concatenate
     return join([ts, t1[None]])
 
 
-def _checked(ts, t0, t1):
+def _checked(ts, t0, t1, eps):
     """Exactly these times; where they are known, monotone and within the span (rounding forgiven)."""
     known, start, stop = concrete(ts), concrete(t0), concrete(t1)
     if known is None or start is None or stop is None or known.size == 0:
@@ -79,7 +88,7 @@ def _checked(ts, t0, t1):
     if not np.all(np.isfinite(known)):
         raise ValueError("saveat holds times that are not finite")
     low, high = min(start, stop), max(start, stop)
-    slack = 16 * np.finfo(ts.dtype).eps * max(abs(low), abs(high), high - low)
+    slack = 16 * float(eps) * max(abs(low), abs(high), high - low)
     if known.min() < low - slack or known.max() > high + slack:
         raise ValueError(
             f"saveat must lie within tspan = ({float(start):g}, {float(stop):g}), "

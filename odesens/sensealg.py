@@ -3,6 +3,8 @@
 Owns: their names and options, one paragraph each. Must not know: how they are done (`odesens.sensitivity`).
 """
 
+import math
+import numbers
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -49,10 +51,10 @@ class ContinuousAlgorithm(SensitivityAlgorithm):
     def __post_init__(self):
         for name in ("reltol", "abstol"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{type(self).__name__} needs {name} > 0, got {value!r}")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"{type(self).__name__} needs max_steps >= 1, got {self.max_steps!r}")
+            if value is not None and not (isinstance(value, numbers.Real) and 0 < value < math.inf):
+                raise ValueError(f"{type(self).__name__} needs {name} > 0, a number, got {value!r}")
+        if self.max_steps is not None and not (isinstance(self.max_steps, int) and self.max_steps >= 1):
+            raise ValueError(f"{type(self).__name__} needs max_steps >= 1, an integer, got {self.max_steps!r}")
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,20 @@ class ODESolution:
         return ok if known is None else bool(known)
 
     def __len__(self) -> int:
+        self._one_lane()
         return self.t.shape[0]
 
+    def _one_lane(self):
+        if jnp.ndim(self._code):
+            raise TypeError(
+                "this solution holds several lanes: take one with jax.tree.map(lambda x: x[i], sol), "
+                "or map over them with jax.vmap(lambda sol: sol(t))(sol)"
+            )
+
     def __getitem__(self, i):
+        self._one_lane()
+        if isinstance(i, int) and not -len(self) <= i < len(self):
+            raise IndexError(f"sol[{i}]: this solution has {len(self)} saved states")
         if isinstance(i, str):
             raise TypeError(f"sol[{i!r}]: saved states are indexed by number; for a named component write sol.u[{i!r}]")
         return jax.tree.map(lambda x: x[i], self.u)
@@ -106,15 +117,15 @@ class ODESolution:
         steps; otherwise the problem is solved again with t as saved times. Differentiable either way, in t and in
         everything that the solution depends on.
         """
-        if jnp.ndim(self._code):
-            raise TypeError("this solution holds several lanes: call it as jax.vmap(lambda sol: sol(t))(sol)")
-        if deriv < 0:
-            raise ValueError(f"deriv must be >= 0, got {deriv}")
+        self._one_lane()
+        if isinstance(deriv, bool) or not isinstance(deriv, int) or deriv < 0:
+            raise ValueError(f"deriv must be an integer >= 0, got {deriv!r}")
+        t = jnp.asarray(t)
         call = self._call
         t0 = self._operands[call.i_t0]
-        if not jnp.issubdtype(jnp.result_type(t), jnp.floating) and not jnp.issubdtype(jnp.result_type(t), jnp.integer):
-            raise TypeError(f"sol(t) needs real times, got dtype {jnp.result_type(t)}")
-        times = jnp.asarray(t).astype(t0.dtype)
+        if not jnp.issubdtype(t.dtype, jnp.floating) and not jnp.issubdtype(t.dtype, jnp.integer):
+            raise TypeError(f"sol(t) needs real times, got dtype {t.dtype}")
+        times = t.astype(t0.dtype)
         self._check_span(times)
         shape = times.shape
         at = self._at
@@ -157,7 +168,7 @@ class ODESolution:
         code = self.retcode
         if isinstance(code, ReturnCode):
             ends = ""
-            if len(self):
+            if jnp.ndim(self._code) == 0 and len(self):
                 t = np.asarray(concrete(self.t))
                 ends = f", t = {t[0]:g} .. {t[-1]:g}" if t.dtype != object and t.ndim else ""
             counts = [c for x in self.stats if (c := concrete(x)) is not None]

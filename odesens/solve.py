@@ -93,12 +93,17 @@ def solve(prob: ODEProblem, alg=None, *, u0: Any = None, p: Any = None, tspan: A
             f"solve needs an ODEProblem first, got {type(prob).__name__}: write solve(ODEProblem(f, ...), ..)"
         )
     check_options(options, "solve")
-    merged = {**DEFAULTS, **prob.options, **options}
+    given = {**prob.options, **options}
+    merged = {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}}
+    for name in ("dense", "adaptive", "throw"):
+        if not isinstance(merged[name], (bool, np.bool_, type(None))):
+            raise TypeError(f"{name} must be True or False, got {merged[name]!r}")
     u = as_state(prob.u0 if u0 is None else u0)
     params = as_params(prob.p if p is None else p)
     span = prob.tspan if tspan is None else check_tspan(tspan)
 
-    field, p_leaves, aux = trace_field(prob.f, u, params)
+    times = [x for x in jax.tree.leaves((span, merged["saveat"])) if isinstance(x, jax.Array)]
+    field, p_leaves, aux = trace_field(prob.f, u, params, varying_axes(*times))
     dtype = time_dtype(field.state.real_dtype, *span, merged["saveat"])
     t0, t1 = (as_time(t, dtype, name) for t, name in zip(span, ("t0", "t1"), strict=True))
     ts = saved_times(merged["saveat"], t0, t1, dtype)
@@ -142,18 +147,28 @@ def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
     end = jnp.where(ok, t1, jax.lax.stop_gradient(t_end))
     tail = jnp.where(ok, t1, jnp.nan)
     ts = jnp.where(row < count, times[order], jnp.where(row == count, end, tail))
-    ts = jnp.where(row == 0, head[call.i_t0], ts)
+    ts = jnp.where((row == 0) & (count > 0), head[call.i_t0], ts)
     known = concrete(count)
-    if known is not None:
-        ts = ts[: int(known) + 1]
+    if known is None:  # the last row of a solve that failed is never taken for the end
+        ts = ts.at[-1].set(jnp.where(ok, ts[-1], jnp.nan))
+        rows = ts.shape[0]
+    else:
+        rows = int(known) + 1
     head = list(head)
     head[call.i_ts] = ts
+    if not any(isinstance(x, jax.core.Tracer) for x in (*head, *outs)):  # plain numbers: the rows themselves
+        kept = np.asarray(order)[:rows]
+        us = [jax.device_put(x) for x in spec.field.state.unpack(np.asarray(record[1])[kept])]
+        given = record if spec.sensealg.residual == "mesh" else None
+        return _wrap(call, head, given, jax.device_put(np.asarray(ts)[:rows]), us, info, u_tree)
+    if known is not None:  # a length rounded up, so that another number of steps seldom compiles again
+        ts = head[call.i_ts] = ts[: min(2 ** (rows - 1).bit_length(), ts.shape[0])]
     if spec.sensealg.residual == "mesh":
         given = dataclasses.replace(call, given_record=True, mapped=(False,) * (len(head) + RECORD))
         us = flow(given, *head, *record)
-        return _wrap(call, head, record, ts, us, info, u_tree)
-    us = flow(call, *head)[:n]
-    return _wrap(call, head, None, ts, us, info, u_tree)
+    else:
+        us, record = flow(call, *head)[:n], None
+    return _wrap(call, head, record, ts[:rows], [x[:rows] for x in us], info, u_tree)
 
 
 def _wrap(call: Call, head, record, ts, us, info, u_tree) -> ODESolution:
@@ -175,12 +190,27 @@ def _number_list(x) -> bool:
     return isinstance(x, list) and len(x) > 0 and all(_is_number(v) for v in x)
 
 
+def _dtype(x, what: str):
+    """The dtype of a number or array, or an error that names what was expected to be one."""
+    if hasattr(x, "dtype") or isinstance(x, (bool, int, float, complex)):
+        try:
+            return jnp.result_type(x)
+        except TypeError:
+            pass
+    raise TypeError(f"{what} must hold numbers or arrays, got {type(x).__name__}: {x!r}")
+
+
+def _real(x, name: str):
+    """x, if it is a real number or array."""
+    dtype = _dtype(x, name)
+    if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
+        raise TypeError(f"{name} must be real, got dtype {dtype}: {x!r}")
+    return x
+
+
 def _floating(x, what: str):
     """A leaf as a floating or complex array; integers become the default float."""
-    try:
-        dtype = jnp.result_type(x)
-    except TypeError:
-        raise TypeError(f"{what} must hold numbers or arrays, got {type(x).__name__}: {x!r}") from None
+    dtype = _dtype(x, what)
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.asarray(x, dtype)
     if jnp.issubdtype(dtype, jnp.integer):
@@ -203,23 +233,21 @@ def as_params(p):
 
 def time_dtype(real, *times):
     """The dtype of times: that of the state's real part, wider where times are given so, at least single precision."""
-    dtype = jnp.promote_types(real, jnp.float32)
+    dtype = real if jnp.finfo(real).bits >= 32 else jnp.dtype(jnp.float32)
     for t in times:
         own: Any = getattr(t, "dtype", None)
         if own is None or getattr(t, "weak_type", False):
             continue
         if jnp.issubdtype(own, jnp.floating):
-            dtype = jnp.promote_types(dtype, jax.dtypes.canonicalize_dtype(own))
+            own = jax.dtypes.canonicalize_dtype(own)
+            dtype = own if jnp.finfo(own).bits > jnp.finfo(dtype).bits else dtype
     return dtype
 
 
 def as_time(t, dtype, name: str):
-    try:
-        given = jnp.result_type(t)
-    except TypeError:
-        raise TypeError(f"tspan: {name} must be a real number, got {type(t).__name__}: {t!r}") from None
-    if jnp.shape(t) != () or not (jnp.issubdtype(given, jnp.floating) or jnp.issubdtype(given, jnp.integer)):
-        raise ValueError(f"tspan: {name} must be a real scalar, got dtype {given} and shape {jnp.shape(t)}")
+    _real(t, f"tspan: {name}")
+    if jnp.shape(t) != ():
+        raise ValueError(f"tspan: {name} must be a real scalar, got shape {jnp.shape(t)}")
     t = as_array(t, dtype)
     known = concrete(t)
     if known is not None and not np.isfinite(known):
@@ -248,8 +276,8 @@ def make_settings(alg, field, merged: dict) -> Settings:
             f"controller must be IController(), PIController() or PIDController(), got {merged['controller']!r}"
         )
     max_steps = merged["max_steps"]
-    if isinstance(max_steps, bool) or not isinstance(max_steps, (int, np.integer)) or max_steps < 1:
-        raise ValueError(f"max_steps must be an integer >= 1, got {max_steps!r}")
+    if isinstance(max_steps, bool) or not isinstance(max_steps, (int, np.integer)) or not 1 <= max_steps < 2**31 - 2:
+        raise ValueError(f"max_steps must be an integer from 1 to 2**31 - 3, got {max_steps!r}")
     return Settings(
         tableau=alg.tableau,
         controller=merged["controller"],
@@ -287,22 +315,28 @@ def make_options(merged: dict, u, state, dtype) -> Options:
     numbers = {"dt0": dt0, "dtmin": merged["dtmin"], "dtmax": merged["dtmax"]}
     steps = {}
     for name, value in numbers.items():
-        array = as_array(value, dtype)
+        array = as_array(_real(value, name), dtype)
         known = concrete(array)
-        given = merged[name] is not None and name != "dtmin"
-        if array.shape != () or (known is not None and (np.isnan(known) or (given and known == 0))):
-            raise ValueError(f"{name} must be a nonzero real scalar, got {value!r}")
+        nonzero = merged[name] is not None and name != "dtmin"
+        if array.shape != () or (known is not None and (np.isnan(known) or (nonzero and known == 0))):
+            raise ValueError(f"{name} must be a {'nonzero ' * nonzero}real scalar, got {value!r}")
         if known is not None and known < 0 and name != "dt0":
             raise ValueError(f"{name} must not be negative, got {value!r}; steps are signed by tspan")
         steps[name] = array
+    low, high = concrete(steps["dtmin"]), concrete(steps["dtmax"])
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"dtmin must not exceed dtmax, got dtmin={low:g} and dtmax={high:g}")
     return Options(tolerances["reltol"], tolerances["abstol"], steps["dt0"], steps["dtmin"], steps["dtmax"])
 
 
 def _tolerance(name: str, value, u, state):
+    value = np.asarray(value) if _number_list(value) else value
     leaves, tree = jax.tree.flatten(value)
     u_leaves, u_tree = jax.tree.flatten(u)
-    if len(leaves) == 1 and jnp.shape(leaves[0]) == ():
-        out = as_array(leaves[0], state.real_dtype)
+    for x in leaves:
+        _real(x, name)
+    if jax.tree_util.treedef_is_leaf(tree) and jnp.shape(value) == ():
+        out = as_array(value, state.real_dtype)
     elif tree == u_tree:
         try:
             parts = [as_array(x, state.real_dtype) for x in leaves]

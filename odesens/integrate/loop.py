@@ -129,7 +129,7 @@ def start(settings: Settings, f, u0, t0, t1, ts, options: Options) -> Lane:
     finite = jnp.all(jnp.isfinite(f0)) & jnp.all(jnp.isfinite(u0))
     code = jnp.where(t0 == t1, ReturnCode.Success, jnp.where(finite, RUNNING, ReturnCode.NonFinite))
     one = jnp.ones((), real)
-    saved = jnp.sum(ts == t0, dtype=jnp.int32)
+    saved = jnp.sum(jnp.cumprod((ts == t0).astype(jnp.int32)), dtype=jnp.int32)
     count = jnp.zeros((), jnp.int32)
     nf = jnp.asarray(int(need_f0) + int(not settings.first_step_given), jnp.int32)
     zero = jnp.zeros_like(t0)
@@ -177,8 +177,8 @@ def _decide(settings: Settings, lane: Lane, trial: Trial, err, hit, active, opti
         dt = jnp.where(active, dt, lane.dt)
     else:
         dt, stuck = lane.dt, rejected
-    naccept = lane.naccept + accepted
-    nreject = lane.nreject + rejected
+    naccept = lane.naccept + accepted.astype(jnp.int32)
+    nreject = lane.nreject + rejected.astype(jnp.int32)
     failed = jnp.where(finite & settings.adaptive, ReturnCode.DtTooSmall, ReturnCode.NonFinite)
     spent = naccept + nreject >= settings.max_steps
     code = jnp.where(spent, ReturnCode.MaxSteps, RUNNING)
@@ -197,7 +197,7 @@ def _decide(settings: Settings, lane: Lane, trial: Trial, err, hit, active, opti
         saved=lane.saved,
         naccept=naccept,
         nreject=nreject,
-        nf=lane.nf + evaluations * active,
+        nf=lane.nf + evaluations * active.astype(jnp.int32),
         code=jnp.where(active, code, lane.code),
     )
 
@@ -230,20 +230,25 @@ def save(settings: Settings, lanes: Lanes, task: Task, us, old: Lane, trial: Tri
             lambda: evaluate(task.p, old, trial, task.t1),
             lambda: jnp.pad(trial.k, pad),
         )
-        new = new._replace(nf=new.nf + tableau.n_extra * pending(new.saved)[1])
+        extra = tableau.n_extra * pending(new.saved)[1].astype(jnp.int32)
+        new = new._replace(nf=new.nf + extra)
     else:
         k = trial.k
 
     def value(target, old, trial, k):
-        theta = jnp.clip(((target - old.t) - old.t_lo) / jnp.where(trial.dt == 0, 1, trial.dt), 0, 1)
+        offset = (target - old.t) - old.t_lo
+        theta = jnp.clip(offset / jnp.where(trial.dt == 0, 1, trial.dt), 0, 1)
         inside = explicit.interpolate(tableau, old.u, trial.dt, k, theta)
-        return jnp.where((target == trial.t) & (trial.t_lo == 0), trial.u1, inside)
+        at = jnp.where((target == trial.t) & (trial.t_lo == 0), trial.u1, inside)
+        slack = 4 * jnp.finfo(target.dtype).eps * jnp.abs(target)
+        behind = jnp.sign(trial.dt) * offset < -slack  # times that are not sorted, or lie before the start
+        return jnp.where(behind, jnp.nan, at)
 
     def emit(state):
         us, saved = state
         target, due = pending(saved)
         us = lanes.put(us, saved, lanes.map(value)(target, old, trial, k), due)
-        return us, saved + due
+        return us, saved + due.astype(jnp.int32)
 
     us, saved = while_loop(lambda s: jnp.any(pending(s[1])[1]), emit, (us, new.saved))
     return us, new._replace(saved=saved)
@@ -272,7 +277,7 @@ def integrate(settings: Settings, task: Task, options: Options, options_axes, la
         if record:
             taken = jnp.where(trial.accepted, trial.dt, 0)
             rec = _write(rec, row, lane, taken)
-            row = row + jnp.any(trial.accepted)
+            row = row + jnp.any(trial.accepted).astype(jnp.int32)
         return new, us, rec, row
 
     axes = varying_axes(*jax.tree.leaves((lane, task.t0, task.t1)))

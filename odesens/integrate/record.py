@@ -2,8 +2,9 @@
 
 Owns: the buffers, their layout, finding the step that holds a time. Must not know: methods, adjoints.
 
-Row i holds the time t_i (split in a head and a small tail, so that float32 times do not stall), the step dt_i taken from
-there, and the state u_i. Row `size` is the last state, with dt = 0. All lanes share the row number: a lane that was rejected or had finished has dt = 0 there, which every reader treats as "stay".
+Row i holds the time t_i (a head and a small tail, so that float32 times do not stall), the step dt_i taken from there,
+and the state u_i. Row `size` is the last state, with dt = 0. All lanes share the row number: a lane that was rejected
+or had finished has dt = 0 there, which every reader treats as "stay".
 """
 
 from typing import Any, NamedTuple

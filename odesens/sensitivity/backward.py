@@ -66,7 +66,7 @@ def run(sweep: Sweep, y1, t0, t1, ts, count, acc=None):
         def body(lane):
             now = due(lane)
             y = lanes.map(sweep.impulse)(jnp.maximum(lane.saved, 0), lane.u, sweep.impulse_data)
-            return lane._replace(u=jnp.where(now[..., None], y, lane.u), saved=lane.saved - now)
+            return lane._replace(u=jnp.where(now[..., None], y, lane.u), saved=lane.saved - now.astype(jnp.int32))
 
         return while_loop(lambda lane: jnp.any(due(lane)), body, lane)
 

@@ -10,6 +10,7 @@ from dataclasses import replace as dataclass_replace
 import jax
 import jax.numpy as jnp
 
+from ..extension import vary, varying_axes
 from ..integrate.loop import Result, Settings, Task, integrate
 from .augment import Flow, augmented_task, replace, select
 
@@ -109,6 +110,7 @@ class Basis:
                 block = block.at[start : start + size].set(eye)
                 start += size
             parts.append(block.reshape(self.count, *shape))
+        parts = vary(parts, varying_axes(flow.u0))
         self.u, self.leaves = parts[0], parts[1:]
 
     def gradient(self, value):

@@ -41,7 +41,7 @@ def transposed_jacobian(flow: Flow, wanted: list[int], fn):
     """fn(z, params, *args) of one lane as a function with the same arguments that returns G (directions, size of y)."""
     n = 2**flow.order * flow.u0.shape[-1]
     sizes = _sizes(flow, wanted)
-    eye = jnp.eye(n + sum(sizes), dtype=flow.u0.dtype)
+    eye = vary(jnp.eye(n + sum(sizes), dtype=flow.u0.dtype), varying_axes(flow.u0))
     starts = [n + sum(sizes[:i]) for i in range(len(sizes))]
 
     def jacobian(z, params, *args):
@@ -87,7 +87,7 @@ def adjoint(flow: Flow, wanted: list[int], rows, step, dense, place, times, z, w
         start = jnp.minimum(first, rows.shape[0] - chunk)
         part = lambda x: jax.lax.dynamic_slice_in_dim(x, start, chunk)
         steps = part(flow.record.times)
-        index = start + jnp.arange(chunk)
+        index = start + jnp.arange(chunk, dtype=jnp.int32)
         mine = (index >= first) & (index < size)
         idle = (steps[..., 2] == 0) | ~mine.reshape(-1, *(1,) * (steps.ndim - 2))
         g = linearise(part(rows), flow.params, steps, flow.t1)

@@ -89,7 +89,7 @@ def _remember(record: Backward, i, lane, trial, step) -> Backward:
         times=write(record.times, times),
         lam=write(record.lam, lane.u),
         mesh_row=write(record.mesh_row, i),
-        size=record.size + jnp.any(trial.accepted),
+        size=record.size + jnp.any(trial.accepted).astype(jnp.int32),
     )
 
 
