@@ -252,7 +252,7 @@ def test_derivatives_in_both_ends_of_the_span_of_a_nonlinear_equation():
     check_gradient(DISCRETE, end, [0.5, 0.0, 0.5], [16 / 9, -4 / 9, 4 / 9], 1e-11, 2 / 3)
 
 
-@engines(DISCRETE, GAUSS, BACKSOLVE)
+@engines(DISCRETE, BACKSOLVE)
 def test_backward_in_time(engine):
     times = [1.0, 0.75, 0.25, 0.0]
     problem = ode.ODEProblem(growth, 0.1, (1.0, 0.0), saveat=times, sensealg=engine, **TIGHT)
@@ -274,7 +274,7 @@ def test_ascending_saves_on_a_descending_span_are_refused():
         ode.solve(ode.ODEProblem(growth, 0.1, (1.0, 0.0), 1.01, saveat=[0.0, 0.25, 1.0]))
 
 
-@engines(DISCRETE, GAUSS, BACKSOLVE)
+@engines(DISCRETE, BACKSOLVE)
 def test_loss_on_whatever_steps_were_taken(engine):
     """du(t_i)/dp = 1 - exp(-t_i) at the times that the solution reports."""
     problem = ode.ODEProblem(lambda t, u, p: p - u, 1.0, (0.0, 1.0), reltol=1e-10, abstol=1e-10, max_steps=200)
@@ -438,7 +438,7 @@ def called_at():
     return times
 
 
-@engines(DISCRETE, INTERPOLATING, BACKSOLVE)
+@engines(DISCRETE, INTERPOLATING)
 def test_field_that_is_not_defined_before_the_span(engine):
     def f(t, y, p):
         jax.debug.callback(note, t)
@@ -543,7 +543,7 @@ def test_too_many_steps_inside_a_gradient():
     assert jnp.isnan(jax.jit(jax.jacfwd(end))(1e6))
 
 
-@engines(DISCRETE, INTERPOLATING, GAUSS)
+@engines(DISCRETE, INTERPOLATING)
 def test_fast_relaxation(engine):
     f = lambda t, y, log_lam: -jnp.exp(log_lam) * (y - jnp.cos(t))
     problem = ode.ODEProblem(f, 2.0, (0.0, 1.0), saveat=0.1, sensealg=engine, **TIGHT)
@@ -587,7 +587,7 @@ def test_derivatives_that_grow_with_chaos(engine, mode):
 # ---------------------------------------------------------------- what a field may hold, what parameters may be
 
 
-@engines(DISCRETE, GAUSS, BACKSOLVE)
+@engines(DISCRETE, GAUSS)
 def test_parameter_captured_under_vmap_and_grad(engine):
     thetas = jnp.array([0.4, 1.1, 2.5])
 
@@ -617,7 +617,7 @@ def test_captured_noise_beside_a_parameter(engine):
     close(gradient, 1.8, 1e-12)
 
 
-@engines(DISCRETE, QUADRATURE, BACKSOLVE)
+@engines(QUADRATURE)
 def test_integer_leaves_among_the_parameters(engine):
     f = lambda t, y, p: -p["a"] * y[p["index"]] + p["n"]
     problem = ode.ODEProblem(f, [2.0, 3.0], (0.0, 1.0), saveat=[1.0], sensealg=engine, **TIGHT)
@@ -747,7 +747,7 @@ def test_dense_call_after_two_saves_is_not_a_straight_line(dense):
 # ---------------------------------------------------------------- larger and nested problems
 
 
-@engines(DISCRETE, INTERPOLATING, GAUSS)
+@engines(DISCRETE, GAUSS)
 def test_diffusion_and_decay_on_a_line(engine):
     n = 100
     h = 1 / (n + 1)

@@ -1,4 +1,4 @@
-"""Solves and their derivatives on several devices: `shard_map` with varying axes checked, explicit and automatic meshes."""
+"""Solves and their derivatives on several devices: `shard_map` that checks varying axes, explicit and other meshes."""
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,8 @@ def test_there_are_devices_to_test_on():
     assert len(jax.devices()) == 8
 
 
-def shards(f, out_specs=P("i")):
-    return jax.shard_map(f, mesh=mesh(AxisType.Auto), in_specs=P("i"), out_specs=out_specs, check_vma=True)
+def shards(f):
+    return jax.shard_map(f, mesh=mesh(AxisType.Auto), in_specs=P("i"), out_specs=P("i"), check_vma=True)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .tableaus import Tableau
 
-ROLL_ABOVE = 400  # operations in all stages together above which they are a loop: compiled once, run somewhat slower
+ROLL_ABOVE = 200  # operations in all stages together above which they are a loop: compiled once, run somewhat slower
 
 
 def _combine(weights, k):
