@@ -43,7 +43,7 @@ def relative_error(x, reference) -> float:
 
 
 def at_error(points: list, error: float) -> float | None:
-    """Seconds at an achieved error, from (error, seconds) points, linear in their logarithms; None outside their range."""
+    """Seconds at an achieved error, from (error, seconds) points, linear in logarithms; None outside their range."""
     known = sorted((np.log10(e), np.log10(t)) for e, t in points if e and t)
     if not known or not known[0][0] <= np.log10(error) <= known[-1][0]:
         return None
