@@ -74,7 +74,7 @@ def fit(progress=print):
         )
         return float(value), np.asarray(gradient)
 
-    result = minimize(objective, START, jac=True, method="BFGS", options={"gtol": 1e-6})
+    result = minimize(objective, START, jac=True, method="BFGS", options={"gtol": 1e-4})
     hessian = np.asarray(jax.jit(jax.hessian(negative_log_likelihood))(result.x))
     errors = np.sqrt(np.diag(np.linalg.inv(hessian)))
     return result.x, errors, float(result.fun), count

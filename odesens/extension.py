@@ -118,8 +118,16 @@ def _bind(eqn, inputs) -> list:
 def contains_primitive(jaxpr, name: str) -> bool:
     """Whether a jaxpr, or one nested in it, has an equation of this primitive."""
     return any(e.primitive.name == name for e in jaxpr.eqns) or any(
-        contains_primitive(inner, name) for inner in jex.subjaxprs(jaxpr)
+        contains_primitive(inner, name) for inner in subjaxprs(jaxpr)
     )
+
+
+def subjaxprs(jaxpr) -> list:
+    """The jaxprs in the parameters of a jaxpr's equations, one level deep."""
+    values = [v for e in jaxpr.eqns for p in e.params.values() for v in (p if isinstance(p, (list, tuple)) else [p])]
+    return [
+        v.jaxpr if isinstance(v, jex.ClosedJaxpr) else v for v in values if isinstance(v, (jex.Jaxpr, jex.ClosedJaxpr))
+    ]
 
 
 def jaxpr_effects(jaxpr) -> frozenset:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import odesens as ode
+from odesens.extension import subjaxprs
 
 from .problems import ENGINES
 
@@ -16,14 +17,10 @@ LOOPS = ("while", "scan", "cond")
 
 def equations(jaxpr) -> int:
     """The number of equations, those of nested jaxprs included; the flow primitive has none inside."""
-    from jax.extend.core import subjaxprs
-
     return len(jaxpr.eqns) + sum(equations(inner) for inner in subjaxprs(jaxpr))
 
 
 def primitives(jaxpr) -> set:
-    from jax.extend.core import subjaxprs
-
     names = {e.primitive.name for e in jaxpr.eqns}
     return names.union(*(primitives(inner) for inner in subjaxprs(jaxpr)))
 
@@ -73,16 +70,20 @@ def test_f_is_traced_once(derivative):
     assert len(called) == 1
 
 
+COMPILED: list[str] = []
+
+
+@jax.monitoring.register_event_duration_secs_listener
+def listen(event, duration, **_):
+    if event.endswith("backend_compile_duration"):
+        COMPILED.append(event)
+
+
 def compilations(run) -> int:
     """The number of XLA compilations while `run()` runs."""
-    seen = []
-    listen = lambda event, duration, **_: seen.append(event) if event.endswith("backend_compile_duration") else None
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        run()
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-    return len(seen)
+    before = len(COMPILED)
+    run()
+    return len(COMPILED) - before
 
 
 @jax.custom_jvp
@@ -113,8 +114,6 @@ def test_a_second_eager_call_compiles_nothing(field):
 
 def test_one_primal_solve_for_each_gradient():
     def flows(jaxpr):
-        from jax.extend.core import subjaxprs
-
         mine = [e for e in jaxpr.eqns if e.primitive.name == "ode_flow"]
         return mine + [e for inner in subjaxprs(jaxpr) for e in flows(inner)]
 
