@@ -171,8 +171,9 @@ def final_prey(harvest):
     return ode.solve(ode.ODEProblem(f, u0, (0.0, 10.0), p))[-1][0]
 
 
-print("gradient   ", jax.grad(final_prey)(0.1))
-print("difference ", (final_prey(0.1 + h) - final_prey(0.1 - h)) / (2 * h))
+harvest = jnp.array(0.1)
+print("gradient   ", jax.grad(final_prey)(harvest))
+print("difference ", (final_prey(harvest + h) - final_prey(harvest - h)) / (2 * h))
 
 # %% [markdown]
 # ## A fit

@@ -41,9 +41,16 @@ def read(script: Path) -> nbformat.NotebookNode:
 def execute(notebook: nbformat.NotebookNode) -> None:
     """Run all cells in a fresh kernel of this interpreter; installed kernels are not looked at."""
     kernels = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
-    NotebookClient(
-        notebook, km=kernels, timeout=600, record_timing=False, resources={"metadata": {"path": str(ROOT)}}
-    ).execute()
+    client = NotebookClient(
+        notebook,
+        km=kernels,
+        timeout=600,
+        record_timing=False,
+        coalesce_streams=True,
+        extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": str(ROOT)}},
+    )
+    client.execute()
     notebook.metadata = nbformat.from_dict(METADATA)
 
 
