@@ -100,8 +100,8 @@ print("mean prey    ", mean_prey(p))
 print("gradient     ", jax.grad(mean_prey)(p))
 
 # %% [markdown]
-# The gradient costs about as much as a few solves, whatever the number of parameters. A central difference agrees with
-# it, to the few digits that a difference has, and needs two solves for every parameter:
+# The gradient costs about as much as a few solves, even with many parameters. Central differences agree with it, to the
+# few digits that differences have, and need two solves for every parameter:
 
 # %%
 h = 1e-5

@@ -6,6 +6,7 @@ Must not know: differential equations, solvers, user types.
 """
 
 import contextlib
+import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -249,11 +250,15 @@ def _value_key(v, depth: int) -> Hashable:
         return tuple((k, _value_key(x, depth)) for k, x in sorted(v.items(), key=lambda kv: str(kv[0])))
     if isinstance(v, jax.Array):
         return _Identity(v)
+    if isinstance(v, types.FunctionType):  # made anew at each trace, with the same code on the same values
+        cells = [c.cell_contents for c in v.__closure__ or ()]
+        parts = (cells, v.__defaults__, v.__kwdefaults__)
+        return (v.__code__, _Identity(v.__globals__), *(_value_key(x, depth) for x in parts))
     try:
         hash(v)
     except TypeError:
         return _Identity(v)
-    return v
+    return (type(v), v)
 
 
 # ---------------------------------------------------------------- abstract values

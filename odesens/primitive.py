@@ -235,7 +235,10 @@ def _as_slot(call: Call) -> tuple[tuple[bool, ...], list[bool]]:
 
 
 def _instantiate(ct: Any):
-    return jnp.zeros(ct.aval.shape, ct.aval.dtype) if type(ct) is Zero else ct
+    if type(ct) is not Zero:
+        return ct
+    aval: Any = ct.aval
+    return jnp.zeros(aval.shape, aval.dtype)
 
 
 # ---------------------------------------------------------------- vmap

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxtyping import PyTree
+
 OPTIONS = (
     "saveat",
     "dense",
@@ -49,12 +51,12 @@ class ODEProblem:
     """
 
     f: Callable
-    u0: Any
+    u0: PyTree
     tspan: tuple
-    p: Any = None
+    p: PyTree = None
     options: dict = field(default_factory=dict)
 
-    def __init__(self, f: Callable, u0: Any, tspan, p: Any = None, **options):
+    def __init__(self, f: Callable, u0: PyTree, tspan: Any, p: PyTree = None, **options):
         if not callable(f):
             raise TypeError(f"ODEProblem needs a function f(t, u, p) first, got {type(f).__name__}")
         check_options(options, "ODEProblem")

@@ -3,6 +3,8 @@
 Owns: `saved_times`, reading concrete values out of arrays. Must not know: how values at those times come about.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,23 +32,24 @@ def as_array(x, dtype):
     return np.asarray(x).astype(dtype)
 
 
-def saved_times(saveat, t0, t1, dtype):
+def saved_times(saveat: Any, t0, t1, dtype):
     """The times (m,) at which values are saved; None where every accepted step is."""
     if saveat is None:
         return None
     wrong = TypeError(f"saveat must be a step, an array of real times or None, got {saveat!r}")
+    times: Any = saveat
     if isinstance(saveat, (list, tuple)) and any(isinstance(x, Tracer) for x in saveat):
-        saveat = jnp.stack([jnp.asarray(x) for x in saveat])
-    if not hasattr(saveat, "dtype"):
+        times = jnp.stack([jnp.asarray(x) for x in saveat])
+    if not hasattr(times, "dtype"):
         try:
-            saveat = np.asarray(saveat) if np.size(saveat) else np.zeros(0)
-            saveat = saveat.astype(float) if saveat.dtype == object else saveat
+            times = np.asarray(saveat) if np.size(saveat) else np.zeros(0)
+            times = times.astype(float) if times.dtype == object else times
         except (TypeError, ValueError):
             raise wrong from None
-    if not (jnp.issubdtype(saveat.dtype, jnp.floating) or jnp.issubdtype(saveat.dtype, jnp.integer)):
-        raise TypeError(f"saveat must hold real times, got dtype {saveat.dtype}: {saveat!r}")
-    given = saveat.dtype if jnp.issubdtype(saveat.dtype, jnp.floating) else dtype
-    array = as_array(saveat, dtype)
+    if not (jnp.issubdtype(times.dtype, jnp.floating) or jnp.issubdtype(times.dtype, jnp.integer)):
+        raise TypeError(f"saveat must hold real times, got dtype {times.dtype}: {saveat!r}")
+    given = times.dtype if jnp.issubdtype(saveat.dtype, jnp.floating) else dtype
+    array = as_array(times, dtype)
     if array.ndim == 0:
         return _steps(array, t0, t1)
     if array.ndim != 1:

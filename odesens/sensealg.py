@@ -4,7 +4,6 @@ Owns: their names and options, one paragraph each. Must not know: how they are d
 """
 
 import math
-import numbers
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,8 +26,10 @@ class DiscreteAdjoint(SensitivityAlgorithm):
     Each accepted step is a map u_(i+1) = S(t_i, u_i, p, dt_i); with the step sizes frozen, tangents are pushed and
     cotangents pulled through the recorded maps. No second adaptive solve and no tolerance of its own; forward and
     reverse mode are transposes of each other to rounding. Cost: one vjp of a step for each step. Error: that of the
-    solve. (Hairer, Norsett, Wanner I, section II.6, "internal differentiation"; Sandu, On the properties of Runge-Kutta
-    discrete adjoints, ICCS 2006.)
+    solve for smooth problems; the error control does not see the derivative, so where the steps are held by stability
+    and not by accuracy (diffusion, stiff relaxation), derivatives in single components can be off by more: tighten the
+    tolerances there, or take GaussAdjoint. (Hairer, Norsett, Wanner I, section II.6, "internal differentiation"; Sandu,
+    On the properties of Runge-Kutta discrete adjoints, ICCS 2006.)
     """
 
 
@@ -51,7 +52,7 @@ class ContinuousAlgorithm(SensitivityAlgorithm):
     def __post_init__(self):
         for name in ("reltol", "abstol"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, numbers.Real) and 0 < value < math.inf):
+            if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
                 raise ValueError(f"{type(self).__name__} needs {name} > 0, a number, got {value!r}")
         if self.max_steps is not None and not (isinstance(self.max_steps, int) and self.max_steps >= 1):
             raise ValueError(f"{type(self).__name__} needs max_steps >= 1, an integer, got {self.max_steps!r}")

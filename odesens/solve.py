@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jaxtyping import PyTree
 
 from . import algorithms
 from .call import RECORD, Call, Spec
@@ -40,7 +42,9 @@ DEFAULTS = {
 }
 
 
-def solve(prob: ODEProblem, alg=None, *, u0: Any = None, p: Any = None, tspan: Any = None, **options) -> ODESolution:
+def solve(
+    prob: ODEProblem, alg=None, *, u0: PyTree = None, p: PyTree = None, tspan: Any = None, **options
+) -> ODESolution:
     """Solve du/dt = f(t, u, p) from u(t0) = u0 over tspan = (t0, t1).
 
     Differentiable to any order, in forward and reverse mode, with respect to u0, p, t0, t1, each saved time, and
@@ -156,7 +160,7 @@ def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
         rows = int(known) + 1
     head = list(head)
     head[call.i_ts] = ts
-    if not any(isinstance(x, jax.core.Tracer) for x in (*head, *outs)):  # plain numbers: the rows themselves
+    if not any(isinstance(x, Tracer) for x in (*head, *outs)):  # plain numbers: the rows themselves
         kept = np.asarray(order)[:rows]
         us = [jax.device_put(x) for x in spec.field.state.unpack(np.asarray(record[1])[kept])]
         given = record if spec.sensealg.residual == "mesh" else None
@@ -355,7 +359,7 @@ def _tolerance(name: str, value, u, state):
         eps = float(jnp.finfo(state.real_dtype).eps)
         if name == "reltol" and np.any(known < 10 * eps):
             warnings.warn(
-                f"reltol={np.min(known):.2g} is below what {state.real_dtype} delivers ({10 * eps:.1g}): rounding "
+                f"reltol={np.min(known):.3g} is below what {state.real_dtype} delivers ({10 * eps:.3g}): rounding "
                 "errors dominate; raise reltol, or give u0 in double precision (jax_enable_x64)",
                 stacklevel=3,
             )

@@ -95,7 +95,7 @@ def augmented_field(flow: Flow) -> Callable:
 
     def f(t, z, params):
         at_t = with_tangents(lambda u, p: flow.field(t, u, p, params["aux"]), flow.order)
-        return at_t(z.reshape(-1, n), params["p"], params["xs"]).reshape(-1)
+        return at_t(z.reshape(2**flow.order, n), params["p"], params["xs"]).reshape(-1)
 
     return f
 

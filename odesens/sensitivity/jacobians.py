@@ -46,9 +46,10 @@ def transposed_jacobian(flow: Flow, wanted: list[int], fn):
 
     def jacobian(z, params, *args):
         p = select(params["p"], wanted)
-        e_z = eye[:, :n].reshape(-1, *z.shape)
+        e_z = eye[:, :n].reshape(eye.shape[0], *z.shape)
         e_p = [
-            eye[:, s : s + k].reshape(-1, *x.shape).astype(x.dtype) for s, k, x in zip(starts, sizes, p, strict=True)
+            eye[:, s : s + k].reshape(eye.shape[0], *x.shape).astype(x.dtype)
+            for s, k, x in zip(starts, sizes, p, strict=True)
         ]
 
         def along(e_z, e_p):
