@@ -48,7 +48,7 @@ def saved_times(saveat: Any, t0, t1, dtype):
             raise wrong from None
     if not (jnp.issubdtype(times.dtype, jnp.floating) or jnp.issubdtype(times.dtype, jnp.integer)):
         raise TypeError(f"saveat must hold real times, got dtype {times.dtype}: {saveat!r}")
-    given = times.dtype if jnp.issubdtype(saveat.dtype, jnp.floating) else dtype
+    given = times.dtype if jnp.issubdtype(times.dtype, jnp.floating) else dtype
     array = as_array(times, dtype)
     if array.ndim == 0:
         return _steps(array, t0, t1)
