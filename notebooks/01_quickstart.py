@@ -237,8 +237,8 @@ for name, estimate, error, unit in zip(NAMES, np.exp(result.x), errors, UNITS, s
     print(f"{name:18s} {estimate:9.4f} {estimate * error:11.4f}   {unit}")
 
 # %% [markdown]
-# The Jacobian of the fitted curves carries the covariance over to them. The bands in the picture are two standard errors
-# of the curve; they do not include the scatter of the data.
+# The Jacobian of the fitted curves carries the covariance over to them. The bands in the picture are two standard
+# errors of the curve to either side; they do not include the scatter of the data.
 
 # %%
 years = np.linspace(1900, 1920, 401)
@@ -272,8 +272,8 @@ except ode.SolveError as error:
 
 # %% [markdown]
 # With `throw=False` the call returns what was reached. Saved values beyond that are NaN, and `retcode` says why. Inside
-# `jit`, `grad` or `vmap` nothing can raise, so this is also how a failure shows there: look at `sol.success`. A gradient
-# through a value that was not reached is NaN, never a wrong number.
+# `jit`, `grad` or `vmap` nothing can raise, so this is also how a failure shows there: look at `sol.success`. A
+# gradient through a value that was not reached is NaN, never a wrong number.
 
 # %%
 failed = ode.solve(blow_up, saveat=[0.0, 0.5, 0.9, 1.5], throw=False)

@@ -19,7 +19,7 @@
 # | where | use |
 # |---|---|
 # | no reason to choose | `DiscreteAdjoint()`, the default |
-# | few states and parameters | `ForwardSensitivity()` is often cheapest |
+# | few states and few parameters | `ForwardSensitivity()` is often the cheapest |
 # | many states and parameters, tight tolerances | `GaussAdjoint()` |
 # | the record of steps does not fit into memory | `BacksolveAdjoint()`, with saves close enough to each other |
 # | to compare with other packages | `InterpolatingAdjoint()`, `QuadratureAdjoint()` |
@@ -79,11 +79,11 @@ ALGORITHMS = {
 # **`QuadratureAdjoint`** solves for $\lambda$ alone, records its steps, and then computes
 # $\bar p = \int f_p^T \lambda\, dt$ by adaptive Gauss-Kronrod quadrature on each step. The backward solve has only $n$
 # states; the quadrature has its own error estimate, at the price of many evaluations and a second record. For many
-# parameters where that integral must be checked.
+# parameters where that integral must be controlled.
 #
 # **`GaussAdjoint`** is the same, but takes the integral by a few Gauss nodes inside each backward step as the step is
-# made. Nothing is recorded backwards, and the parameters cost a few products with $f_p^T$ a step, however many they are.
-# For large systems with many parameters.
+# made. Nothing is recorded backwards, and the parameters cost a few products with $f_p^T$ a step, however many they
+# are. For large systems with many parameters.
 #
 # **`BacksolveAdjoint`** records no step at all. It solves for the state backwards as well:
 #
@@ -121,8 +121,8 @@ prob = ode.ODEProblem(lotka_volterra, np.array([1.0, 1.0]), (0.0, 10.0), p)
 REFERENCE = np.array([8.30536266231198, -159.48429271513703, 75.20350821377201, -339.19509276606163])
 
 # %% [markdown]
-# They do not rest on this package. SciPy's DOP853, given the tangent equations written by hand and solved from one saved
-# time to the next, finds the same gradient:
+# They do not rest on this package. SciPy's DOP853, given the tangent equations written by hand and solved from one
+# saved time to the next, finds the same gradient:
 
 
 # %%
@@ -212,8 +212,8 @@ print(f"\nlargest error / smallest error at the same tolerance: {spread.min():.0
 #   exact at a given tolerance, and there is no backward pass.
 # - `BacksolveAdjoint` is cheap on this problem, which is oscillating and not damped: the easy case for it.
 # - `QuadratureAdjoint` pays for its error estimate of the integral.
-# - `DiscreteAdjoint` is in the middle here. Its advantage is not speed on small problems; it is that there is no second
-#   solve that could fail or need tolerances, and that reverse mode agrees with forward mode to rounding.
+# - `DiscreteAdjoint` has no second solve that could fail or need tolerances, and its reverse mode agrees with its
+#   forward mode to rounding. That, more than its time, is why it is the default.
 
 # %% [markdown]
 # ## A larger problem: 20 states, 400 parameters
@@ -281,7 +281,8 @@ figure, axes = plt.subplots(figsize=(7, 3.6))
 for name, marker in zip(variants, "vX", strict=True):
     axes.semilogy(spans, [relative_error(name, np.linspace(0, T, 41)) for T in spans], marker=marker, label=name)
 axes.axhline(1.0, color="gray", linestyle=":", label="as wrong as zero")
-axes.set(xlabel="length of the span T", ylabel="relative error of the gradient", title="BacksolveAdjoint, tolerance 1e-8")
+axes.set(xlabel="length of the span T", ylabel="relative error of the gradient")
+axes.set_title("BacksolveAdjoint, 3 damped states, tolerance 1e-8")
 axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
@@ -289,10 +290,12 @@ plt.show()
 with np.printoptions(precision=6):
     print("DiscreteAdjoint\n", np.array(exact(K, times, 1e-12)))
     for name, gradient in small.items():
-        print(f"BacksolveAdjoint({name}), error {relative_error(name, times):.0e}\n", np.array(gradient(K, times, 1e-8)))
+        print(f"BacksolveAdjoint({name}), error {relative_error(name, times):.0e}")
+        print("", np.array(gradient(K, times, 1e-8)))
 
 # %% [markdown]
-# Nothing failed visibly: no error, no NaN, only a wrong answer. No tolerance mends it, since rounding alone is enough.
+# Nothing failed visibly: no error, no NaN, only a wrong answer. (Here it is nearly zero, so that its relative error is
+# 1.) No tolerance mends it, since rounding alone is enough.
 #
 # Restarting helps as far as the saves are close to each other: the error grows only from one save to the next. If the
 # loss sees the end alone, there is nothing to restart from. Here all saves but the first are at $T = 40$:
@@ -305,5 +308,5 @@ print(f"restart=True, saves at 0 and from 20 to 40   error {relative_error('rest
 print(f"restart=True, 41 saves from 0 to 40          error {relative_error('restart=True', times):.0e}")
 
 # %% [markdown]
-# So, for `BacksolveAdjoint` on a damped problem: add saves (they may have no weight in the loss), at distances over which
-# the problem forgets little. Or use one of the other five, which do not integrate the state backwards.
+# So, for `BacksolveAdjoint` on a damped problem: add saves (they may have no weight in the loss), at distances over
+# which the problem forgets little. Or use one of the other five, which do not integrate the state backwards.

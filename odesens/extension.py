@@ -50,7 +50,6 @@ class Hoisted(NamedTuple):
 
     jaxpr: Any
     consts: list
-    out_tree: Any
 
 
 def hoist(fun: Callable, *args, axes: frozenset = frozenset()) -> Hoisted:
@@ -61,10 +60,10 @@ def hoist(fun: Callable, *args, axes: frozenset = frozenset()) -> Hoisted:
     abstract = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
     shapes = vary(args, axes) if axes else jax.tree.map(abstract, args)
     with _automatic_mesh():
-        closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(*shapes)
+        closed = jax.make_jaxpr(fun)(*shapes)
     jaxpr = closed.jaxpr
     pure = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=_no_names(jaxpr))
-    return Hoisted(jex.ClosedJaxpr(pure, []), list(closed.consts), jax.tree.structure(out_shape))
+    return Hoisted(jex.ClosedJaxpr(pure, []), list(closed.consts))
 
 
 def _automatic_mesh():

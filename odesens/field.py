@@ -147,10 +147,10 @@ def trace_field(f: Callable, u, p, axes: frozenset = frozenset()) -> tuple[Field
 
     values = [jnp.asarray(p_leaves[i]) for i in dynamic]
     t0 = jnp.zeros((), state.real_dtype)
-    jaxpr, consts, _ = hoist(flat, t0, u_leaves, values)
+    jaxpr, consts = hoist(flat, t0, u_leaves, values)
     axes = axes | varying_axes(*u_leaves, *values, *consts)
     if axes:  # inside shard_map: once more, as the program of arguments that vary
-        jaxpr, consts, _ = hoist(flat, t0, u_leaves, values, axes=axes)
+        jaxpr, consts = hoist(flat, t0, u_leaves, values, axes=axes)
     operands = [jnp.asarray(c) for c in consts] + values
     kinds, pools = [], {"p": [], "aux": []}
     for x in operands:

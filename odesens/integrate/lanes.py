@@ -33,10 +33,13 @@ class Lanes(NamedTuple):
         return jax.lax.dynamic_index_in_dim(buffer, i, keepdims=False)
 
     def gather(self, buffer, index):
-        """Row `index` of each lane: buffer (rows, [lanes], ..), index ([lanes], ..) -> ([lanes], .., ..)."""
-        if self.size is None:
-            return buffer[index]
-        return jax.vmap(lambda b, i: b[i], in_axes=(1, 0))(buffer, index)
+        """Rows `index` ([lanes], m) of a buffer (rows, [lanes], ..): ([lanes], m, ..)."""
+        return self.map(lambda b, i: b[i], (1, 0))(buffer, index)
+
+    def scatter(self, buffer, index, values):
+        """Add values ([lanes], m, ..) into rows `index` of a buffer (rows, [lanes], ..)."""
+        add = lambda b, i, v: b.at[i].add(v)
+        return add(buffer, index, values) if self.size is None else jax.vmap(add, (1, 0, 0), 1)(buffer, index, values)
 
     def put(self, buffer, index, values, pending):
         """Write `values` ([lanes], ..) at row `index` of each lane of buffer ([lanes], rows, ..) where `pending`."""

@@ -23,8 +23,8 @@ from .augment import Flow, initial_blocks, replace, select, with_tangents
 def tangent(flow: Flow):
     """D^k Phi along the directions of `flow` (at order 0 the dense output), at every saved time: ([lanes], m, n)."""
     place = places(flow)
-    z = gather(flow, mesh_states(flow), place.row)
-    out = dense_map(flow)(z, flow.params, times_at(flow, place.row), place.theta, flow.t1)
+    z = flow.lanes.gather(mesh_states(flow), place.row)
+    out = dense_map(flow)(z, flow.params, flow.lanes.gather(flow.record.times, place.row), place.theta, flow.t1)
     return jnp.where(place.inside[..., None], out, jnp.nan)
 
 
@@ -33,8 +33,8 @@ def adjoint(flow: Flow, w, wanted: list[int]):
     place = places(flow)
     w = poison(w, place.inside)
     rows = mesh_states(flow)
-    z = gather(flow, rows, place.row)
-    times = times_at(flow, place.row)
+    z = flow.lanes.gather(rows, place.row)
+    times = flow.lanes.gather(flow.record.times, place.row)
     code = jnp.zeros_like(flow.record.code)
     if jacobians.applies(flow, wanted):
         u_bar, p_bar = jacobians.adjoint(flow, wanted, rows, one_step(flow), one_dense(flow), place, times, z, w)
@@ -49,7 +49,7 @@ def pull_in_sequence(flow: Flow, wanted: list[int], rows, place: Place, times, z
     dense = dense_map(flow)
     _, pull = jax.vjp(lambda z, p: dense(z, replace(flow.params, wanted, p), times, place.theta, flow.t1), z, p)
     z_bar, p_bar = pull(w)
-    impulses = jacobians.lanes_scatter(flow.lanes, jnp.zeros_like(rows), place.row, z_bar)
+    impulses = flow.lanes.scatter(jnp.zeros_like(rows), place.row, z_bar)
     step = step_map(flow)
 
     def body(i, carry):
@@ -150,15 +150,6 @@ def places(flow: Flow) -> Place:
     find = lambda times, size, ts, t0, t1: locate(times, size, ts, direction(t0, t1))
     in_axes = (1, 0, 0, 0, 0)
     return flow.lanes.map(find, in_axes)(flow.record.times, flow.record.size, flow.ts, flow.t0, flow.t1)
-
-
-def times_at(flow: Flow, row):
-    return gather(flow, flow.record.times, row)
-
-
-def gather(flow: Flow, buffer, row):
-    """Rows `row` ([lanes], m) of a buffer (rows, [lanes], ..): ([lanes], m, ..)."""
-    return flow.lanes.map(lambda b, i: b[i], (1, 0))(buffer, row)
 
 
 def poison(w, inside):

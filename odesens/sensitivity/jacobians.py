@@ -71,7 +71,7 @@ def adjoint(flow: Flow, wanted: list[int], rows, step, dense, place, times, z, w
     g = lanes.map(at_saves, (0, flow.params_axes, 0, 0, 0))(z, flow.params, times, place.theta, flow.t1)
     bar = _apply(g, w)
     impulses = jnp.zeros((rows.shape[0], *rows.shape[1:-2], n), rows.dtype)
-    impulses = lanes_scatter(lanes, impulses, place.row, bar[..., :n])
+    impulses = lanes.scatter(impulses, place.row, bar[..., :n])
     p_bar = jnp.sum(bar[..., n:], axis=-2)
 
     chunk = max(1, min(CHUNK // (lanes.size or 1), rows.shape[0]))
@@ -112,12 +112,6 @@ def adjoint(flow: Flow, wanted: list[int], rows, step, dense, place, times, z, w
 def _apply(g, lam):
     """sum_i G_ei lam_i as elementwise work, which small loops keep native."""
     return jnp.sum(g * lam[..., None, :], axis=-1)
-
-
-def lanes_scatter(lanes, buffer, row, values):
-    """Add values ([lanes], m, ..) into rows `row` of a buffer (rows, [lanes], ..)."""
-    add = lambda b, i, v: b.at[i].add(v)
-    return add(buffer, row, values) if lanes.size is None else jax.vmap(add, (1, 0, 0), 1)(buffer, row, values)
 
 
 def _split(flow: Flow, wanted: list[int], p_bar) -> list:
