@@ -26,7 +26,7 @@ P = np.array([1.5, 1.0, 3.0, 1.0])
 U0 = np.array([1.0, 1.0])
 T1 = 10.0
 TS = np.linspace(0.0, T1, 101)
-TOLERANCES = [1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10]
+TOLERANCES = [1e-4, 1e-6, 1e-8, 1e-10]
 ERRORS = [1e-4, 1e-6, 1e-8]
 
 
@@ -129,12 +129,9 @@ def scipy_dop853(tol):
 PEERS = {
     "odesens Tsit5": odesens("Tsit5"),
     "odesens Vern7": odesens("Vern7"),
-    "odesens Tsit5 InterpolatingAdjoint": odesens("Tsit5", "InterpolatingAdjoint"),
     "odesens Tsit5 GaussAdjoint": odesens("Tsit5", "GaussAdjoint"),
-    "odesens Tsit5 BacksolveAdjoint": odesens("Tsit5", "BacksolveAdjoint"),
     "diffrax Tsit5": diffrax("Tsit5"),
     "diffrax Dopri8": diffrax("Dopri8"),
-    "diffrax Tsit5 BacksolveAdjoint": diffrax("Tsit5", "BacksolveAdjoint"),
     "jax odeint": jax_odeint,
     "heyoka (variational)": heyoka,
     "scipy DOP853 (variational)": scipy_dop853,

@@ -55,6 +55,11 @@ def _suspect(spec: Spec, flow: Flow, t, dt, u) -> str:
         if bad.size:
             name = component(spec, int(bad[0]))
             return f"likely cause: the field gives {ahead[bad[0]]} for d{name}/dt just after the time reached"
+    size, start = np.abs(np.asarray(u)), np.abs(np.asarray(flow.u0))
+    largest = int(np.argmax(size))
+    if size[largest] > 1e6 * max(1.0, float(start.max())):
+        name = component(spec, largest)
+        return f"likely cause: the solution runs to infinity near that time, {name} = {np.asarray(u)[largest]:.3g}"
     tableau = flow.settings.tableau
     k = explicit.stages(tableau, f, t, jnp.zeros_like(t), u, dt, f(t, u), flow.t1, roll=flow.settings.roll)
     bad = np.flatnonzero(~np.all(np.isfinite(np.asarray(k)), axis=0))
