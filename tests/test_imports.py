@@ -50,7 +50,7 @@ def targets(path: Path):
     depth = len(path.relative_to(ROOT).parts)
     for module, names, level in imports(path):
         if level == 0 and module.split(".")[0] == "odesens":
-            parts = module.split(".")[1:] or names
+            parts = module.split(".")[1:] or names or ["__init__"]
             yield parts[0]
         elif level == depth:
             yield from [module.split(".")[0]] if module else names
