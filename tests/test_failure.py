@@ -45,6 +45,7 @@ def test_blowup_raises_with_time_and_component():
     with pytest.raises(ode.SolveError, match=r"reached t = 1\.0") as caught:
         blowup()
     assert caught.value.retcode in (ReturnCode.DtTooSmall, ReturnCode.NonFinite)
+    assert "runs to infinity" in str(caught.value)
     assert 0.99 < caught.value.t < 1.01
     assert "what to do" in str(caught.value)
 
