@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import odesens as ode
 
@@ -14,6 +15,34 @@ ENGINES = {
     "backsolve": ode.BacksolveAdjoint(),
     "forward": ode.ForwardSensitivity(),
 }
+
+ALL_ENGINES = tuple(ENGINES.values())
+DISCRETE, INTERPOLATING, QUADRATURE, GAUSS, BACKSOLVE, FORWARD = ALL_ENGINES
+
+
+def engines(*chosen):
+    """Parametrise a test over sensitivity algorithms, all six where none is named."""
+    return pytest.mark.parametrize("engine", chosen or ALL_ENGINES, ids=lambda e: type(e).__name__)
+
+
+def close(got, want, tol):
+    """Assert that got equals want to tol, relative to want's largest entry."""
+    got, want = np.asarray(got), np.asarray(want)
+    assert got.shape == want.shape
+    error = np.max(np.abs(got - want)) / np.max(np.abs(want))
+    assert error <= tol, f"relative error {error:.2g} > {tol:g}: got {got}, want {want}"
+
+
+def check_gradient(engine, loss, x, gradient, tol, value=None):
+    """The gradient of loss at x and its value against right values; forward mode too where engines differ in it."""
+    x = jnp.asarray(x)
+    got, reverse = jax.value_and_grad(loss)(x)
+    close(reverse, gradient, tol)
+    if engine in (DISCRETE, FORWARD):
+        close(jax.jacfwd(loss)(x), gradient, tol)
+    if value is not None:
+        close(got, value, tol)
+
 
 METHODS = [
     ode.Euler(),

@@ -15,39 +15,9 @@ import pytest
 
 import odesens as ode
 
-ENGINES = (
-    ode.DiscreteAdjoint(),
-    ode.InterpolatingAdjoint(),
-    ode.QuadratureAdjoint(),
-    ode.GaussAdjoint(),
-    ode.BacksolveAdjoint(),
-    ode.ForwardSensitivity(),
-)
-DISCRETE, INTERPOLATING, QUADRATURE, GAUSS, BACKSOLVE, FORWARD = ENGINES
+from .problems import BACKSOLVE, DISCRETE, FORWARD, GAUSS, INTERPOLATING, QUADRATURE, check_gradient, close, engines
+
 TIGHT = {"reltol": 1e-12, "abstol": 1e-12, "max_steps": 20_000}
-
-
-def engines(*chosen):
-    return pytest.mark.parametrize("engine", chosen or ENGINES, ids=lambda e: type(e).__name__)
-
-
-def close(got, want, tol):
-    """Assert that got equals want to tol, relative to want's largest entry."""
-    got, want = np.asarray(got), np.asarray(want)
-    assert got.shape == want.shape
-    error = np.max(np.abs(got - want)) / np.max(np.abs(want))
-    assert error <= tol, f"relative error {error:.2g} > {tol:g}: got {got}, want {want}"
-
-
-def check_gradient(engine, loss, x, gradient, tol, value=None):
-    """The gradient of loss at x and its value against right values; forward mode too where engines differ in it."""
-    x = jnp.asarray(x)
-    got, reverse = jax.value_and_grad(loss)(x)
-    close(reverse, gradient, tol)
-    if engine in (DISCRETE, FORWARD):
-        close(jax.jacfwd(loss)(x), gradient, tol)
-    if value is not None:
-        close(got, value, tol)
 
 
 @contextlib.contextmanager

@@ -11,15 +11,9 @@ import pytest
 import odesens as ode
 from odesens import ReturnCode
 
-ENGINES = [
-    ode.DiscreteAdjoint(),
-    ode.InterpolatingAdjoint(),
-    ode.QuadratureAdjoint(),
-    ode.GaussAdjoint(),
-    ode.BacksolveAdjoint(),
-    ode.ForwardSensitivity(),
-]
-engines = pytest.mark.parametrize("sensealg", ENGINES, ids=lambda s: type(s).__name__)
+from .problems import ALL_ENGINES
+
+engines = pytest.mark.parametrize("sensealg", ALL_ENGINES, ids=lambda s: type(s).__name__)
 
 
 def square(t, u, p):

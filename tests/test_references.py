@@ -18,22 +18,9 @@ import scipy.linalg
 
 import odesens as ode
 
-ENGINES = (
-    ode.DiscreteAdjoint(),
-    ode.InterpolatingAdjoint(),
-    ode.QuadratureAdjoint(),
-    ode.GaussAdjoint(),
-    ode.BacksolveAdjoint(),
-    ode.ForwardSensitivity(),
-)
-DISCRETE, INTERPOLATING, QUADRATURE, GAUSS, BACKSOLVE, FORWARD = ENGINES
+from .problems import BACKSOLVE, DISCRETE, FORWARD, GAUSS, INTERPOLATING, QUADRATURE, check_gradient, close, engines
 
-
-def engines(*chosen):
-    return pytest.mark.parametrize("engine", chosen, ids=lambda e: type(e).__name__)
-
-
-each_engine = engines(*ENGINES)
+each_engine = engines()
 TIGHT = {"reltol": 1e-13, "abstol": 1e-13, "max_steps": 20_000}
 NESTINGS = {
     "fwd-fwd": (jax.jacfwd, jax.jacfwd),
@@ -42,25 +29,6 @@ NESTINGS = {
     "rev-rev": (jax.jacrev, jax.jacrev),
 }
 each_nesting = pytest.mark.parametrize("nesting", NESTINGS)
-
-
-def close(got, want, tol):
-    """Assert that got equals want to tol, relative to want's largest entry."""
-    got, want = np.asarray(got), np.asarray(want)
-    assert got.shape == want.shape
-    error = np.max(np.abs(got - want)) / np.max(np.abs(want))
-    assert error <= tol, f"relative error {error:.2g} > {tol:g}: got {got}, want {want}"
-
-
-def check_gradient(engine, loss, x, gradient, tol, value=None):
-    """The gradient of loss at x and its value against references; forward mode too where engines differ in it."""
-    x = jnp.asarray(x)
-    got, reverse = jax.value_and_grad(loss)(x)
-    close(reverse, gradient, tol)
-    if engine in (DISCRETE, FORWARD):
-        close(jax.jacfwd(loss)(x), gradient, tol)
-    if value is not None:
-        close(got, value, tol)
 
 
 # ---------------------------------------------------------------- growth
