@@ -87,7 +87,11 @@ class Call:
     @property
     def n_fixed(self) -> int:
         """Operands before the record."""
-        return self.n_r + self.spec.field.n_aux + 1 + _OPTIONS
+        return self.i_t1 + 1 + _OPTIONS
+
+    @property
+    def i_t1(self) -> int:
+        return self.n_r + self.spec.field.n_aux
 
     @property
     def n_record(self) -> int:

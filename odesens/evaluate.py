@@ -94,7 +94,7 @@ def unpack(call: Call, operands) -> Flow:
         p=p,
         aux=[operands[i] for i in aux],
         t0=per_lane(call.i_t0),
-        t1=per_lane(fixed[n_aux]),
+        t1=per_lane(call.i_t1),
         ts=per_lane(call.i_ts),
         options=Options(*(operands[i] for i in options)),
         xs=xs,

@@ -128,7 +128,7 @@ def _jvp(primals, tangents, *, call: Call):
         moved = [i for i in group if i in live]
         if not moved:
             continue
-        if group is call.w_range or group == call.w_range:  # A_k is linear in w
+        if group is call.w_range:  # A_k is linear in w
             new = [tangents[i] if i in live else jnp.zeros_like(primals[i]) for i in group]
             operands = [*primals[: group[0]], *new]
             terms.append(flow(call, *operands))

@@ -139,7 +139,7 @@ class ODESolution:
         if self._record is not None:
             given = dataclasses.replace(call, given_record=True, mapped=(False,) * (len(self._operands) + RECORD))
             return flow(given, *self._with_times(ts), *self._record)
-        reverse = self._operands[call.i_t0] > self._operands[call.n_fixed - 6]
+        reverse = self._operands[call.i_t0] > self._operands[call.i_t1]
         order = jnp.argsort(jnp.where(reverse, -ts, ts))
         us = flow(call, *self._with_times(ts[order]))[: call.n_u]
         back = jnp.argsort(order)
@@ -152,7 +152,7 @@ class ODESolution:
 
     def _check_span(self, times):
         call = self._call
-        known, t0, t1 = (concrete(x) for x in (times, self._operands[call.i_t0], self._operands[call.n_fixed - 6]))
+        known, t0, t1 = (concrete(x) for x in (times, self._operands[call.i_t0], self._operands[call.i_t1]))
         if known is None or t0 is None or t1 is None or known.size == 0:
             return
         low, high = min(t0, t1), max(t0, t1)

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..integrate.loop import Options, Settings, direction, integrate
-from ..integrate.record import Record, locate
+from ..integrate.loop import Options, Settings, integrate
+from ..integrate.record import Record
 from ..methods import explicit
 from .augment import Flow, augmented_task, replace, select
 from .backward import Sweep
-from .discrete import poison
+from .discrete import places, poison
 from .forward import settings_of, tolerances
 
 
 class Step(NamedTuple):
-    """One recorded step of one lane: its times (3,), state z, all stages k, and the end time that stages respect."""
+    """One recorded step of one lane: its times (3,), state z, and all stages k."""
 
     times: Any
     z: Any
@@ -55,14 +55,8 @@ def prepare(flow: Flow, w, wanted: list[int]) -> Adjoint:
         record = flow.record
     else:
         record = integrate(flow.settings_for(), task, options, flow.axes["options"], flow.lanes, record=True).record
-    find = lambda times, size, ts, t0, t1: locate(times, size, ts, direction(t0, t1)).inside
-    inside = flow.lanes.map(find, (1, 0, 0, 0, 0))(
-        record.times,
-        flow.lanes.spread(record.size) if record.size.ndim == 0 else record.size,
-        flow.ts,
-        flow.t0,
-        flow.t1,
-    )
+        record = record._replace(size=flow.lanes.spread(record.size))
+    inside = places(flow._replace(record=record)).inside
     scalars = tolerances(flow, options._replace(reltol=smallest(flow, "reltol"), abstol=smallest(flow, "abstol")))
     return Adjoint(
         flow,
