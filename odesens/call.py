@@ -5,7 +5,7 @@ Owns: `Spec` (the problem's static part), `Call` (which T_k or A_k, on which ope
 Operands, in this order:
     r        u leaves, p leaves, t0, ts                       differentiable
     fixed    aux leaves, t1, reltol, abstol, dt0, dtmin, dtmax  not differentiated
-    record   times, states, size, code                        where `given_record`
+    record   times, states, extent, code                      where `given_record`
     slots    for each x_i, its components in r that are not zero
     w        one cotangent for each u leaf                    where `want` is given (A_k)
 Results: T_k: the saved u leaves; T_0 also how the solve ended, and its record where `emit_record`. A_k: the wanted
@@ -17,10 +17,12 @@ from dataclasses import dataclass
 
 from .field import Field
 from .integrate.loop import Options, Settings
+from .integrate.record import FIELDS, rows_for
 from .sensealg import SensitivityAlgorithm
 
 NONE, LANE, SHARED = 0, 1, 2  # a component of A_k's gradient: not wanted, one per lane, the sum over lanes
 RECORD = 4  # arrays of a record
+TIMES = FIELDS  # columns of its first
 _OPTIONS = len(Options._fields)
 
 
@@ -42,6 +44,7 @@ class Call:
     want: tuple[int, ...] | None = None
     given_record: bool = False
     emit_record: bool = False
+    rows: int | None = None  # of the record, where every step has to be in it
     lanes: int | None = None
     mapped: tuple[bool, ...] = ()
 
@@ -135,8 +138,9 @@ class Call:
         return len(self.wanted) if self.adjoint else self.n_u
 
     def record_rows(self, m: int) -> int:
-        residual = self.spec.sensealg.residual
-        return {"mesh": self.spec.settings.max_steps + 1, "saves": m + 1, "nothing": 0}[residual]
+        """Rows of the record; the same for any number of lanes, so that `vmap` changes no shape but the lanes' axis."""
+        most = self.rows or rows_for(self.spec.settings.max_steps, self.spec.field.state.size)
+        return {"mesh": most, "saves": m + 1, "nothing": 0}[self.spec.sensealg.residual]
 
     def result_axes(self) -> list[int | None]:
         """The axis of the lanes in each result."""

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from . import diagnosis
-from .call import LANE, NONE, RECORD, SHARED, Call
+from .call import LANE, NONE, RECORD, SHARED, TIMES, Call
 from .extension import vary, varying_axes
 from .integrate.lanes import Lanes
 from .integrate.loop import Options, Task, integrate
@@ -33,7 +33,7 @@ def evaluate(call: Call, bind: Callable, *operands) -> list:
     if call.order:
         return _leaves(call, ENGINES[type(call.spec.sensealg)].tangent(flow))
     if call.given_record and call.spec.sensealg.residual == "mesh":
-        return _leaves(call, discrete.tangent(flow))
+        return _leaves(call, discrete.interpolant(flow))
     return _solve(call, flow)
 
 
@@ -63,14 +63,9 @@ def unpack(call: Call, operands) -> Flow:
     aux, options = fixed[:n_aux], fixed[n_aux + 1 :]
     record = None
     if call.given_record:
-        times, states, size, code = operands[call.n_fixed : call.n_fixed + RECORD]
+        record = Record(*operands[call.n_fixed : call.n_fixed + RECORD])
         if call.lanes is not None:
-            spread_rows = lambda x, i: (
-                x if call.is_mapped(i) else jnp.broadcast_to(x[:, None], (x.shape[0], *lead, *x.shape[1:]))
-            )
-            times, states = spread_rows(times, call.n_fixed), spread_rows(states, call.n_fixed + 1)
-        size, code = (per_lane(call.n_fixed + j) for j in (2, 3))
-        record = Record(times, states, size, code)
+            record = _record_of_lanes(call, record, lanes)
 
     xs, x_axes = [], []
     for number, group in enumerate(call.slot_ranges):
@@ -103,6 +98,22 @@ def unpack(call: Call, operands) -> Flow:
     )
 
 
+def _record_of_lanes(call: Call, record: Record, lanes: Lanes) -> Record:
+    """A record that lanes share, given to each; one whose extent differs between lanes, as long as the longest."""
+    times, states, extent, code = (call.is_mapped(call.n_fixed + i) for i in range(RECORD))
+    spread = lambda x: jnp.broadcast_to(x[:, None], (x.shape[0], call.lanes, *x.shape[1:]))
+    record = record._replace(
+        times=record.times if times else spread(record.times),
+        states=record.states if states else spread(record.states),
+        code=record.code if code else lanes.spread(record.code),
+    )
+    if not extent or not record.times.shape[0]:
+        return record if not extent else record._replace(extent=record.extent[0])
+    rows = jnp.minimum(jnp.arange(record.times.shape[0])[:, None], record.extent[:, 0])
+    take = lambda buffer: jnp.take_along_axis(buffer, rows[..., None], axis=0)
+    return record._replace(times=take(record.times), states=take(record.states), extent=jnp.max(record.extent, axis=0))
+
+
 def _leaves(call: Call, us) -> list:
     return call.spec.field.state.unpack(us)
 
@@ -118,7 +129,8 @@ def _solve(call: Call, flow: Flow) -> list:
     task = Task(f, flow.u0, params, axes, flow.t0, flow.t1, flow.ts)
     residual = call.spec.sensealg.residual
     on_mesh = call.emit_record and residual == "mesh"
-    result = integrate(flow.settings, task, flow.options, flow.axes["options"], flow.lanes, record=on_mesh)
+    rows = call.record_rows(flow.ts.shape[-1]) if on_mesh else 0
+    result = integrate(flow.settings, task, flow.options, flow.axes["options"], flow.lanes, record=rows)
     out = _leaves(call, result.us)
     lane = result.lane
     if call.has_info:
@@ -136,8 +148,8 @@ def _saves_record(call: Call, flow: Flow, result) -> Record:
     states = jnp.concatenate([result.us, result.lane.u[..., None, :]], axis=-2)
     states = jnp.moveaxis(states, -2, 0)
     rows = call.record_rows(flow.ts.shape[-1])
-    times = jnp.zeros((rows, *flow.t0.shape, 3), flow.t0.dtype)
-    return Record(times, states[:rows], jnp.zeros((), jnp.int32), result.lane.code)
+    times = jnp.zeros((rows, *flow.t0.shape, TIMES), flow.t0.dtype)
+    return Record(times, states[:rows], jnp.zeros(2, jnp.int32), result.lane.code)
 
 
 def _adjoint(call: Call, flow: Flow, operands) -> list:

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from . import evaluate
-from .call import LANE, NONE, RECORD, SHARED, Call
+from .call import LANE, NONE, RECORD, SHARED, TIMES, Call
 from .extension import Typing, Zero, automatic, is_undefined_primal, make_primitive, zero_tangent
 
 
@@ -99,9 +99,9 @@ def _results(call: Call, operands, typing: Typing) -> list:
     if call.emit_record:
         rows = call.record_rows(m)
         out += [
-            ((rows, *lane_shape, 3), operands[call.i_t0].dtype, (None, *lane_spec)),
+            ((rows, *lane_shape, TIMES), operands[call.i_t0].dtype, (None, *lane_spec)),
             ((rows, *lane_shape, state.size), state.dtype, (None, *lane_spec)),
-            ((), jnp.int32, ()),
+            ((2,), jnp.int32, (None,)),
             (lane_shape, jnp.int32, lane_spec),
         ]
     return out

@@ -36,7 +36,7 @@ DEFAULTS = {
     "dtmax": math.inf,
     "adaptive": None,
     "controller": PIController(),
-    "max_steps": 4096,
+    "max_steps": 100_000,
     "sensealg": None,
     "throw": True,
 }
@@ -74,7 +74,8 @@ def solve(
         Fixed steps where False. Default: whether the method has an error estimate.
     controller : PIDController
     max_steps : int
-        The largest number of attempted steps (4096). Records for derivatives have this many rows.
+        The largest number of attempted steps (100 000). It costs nothing where it is not used: the record that
+        derivatives need keeps at most 1024 checkpoints, between which steps are made again.
     sensealg : sensitivity algorithm
         How derivatives are computed; `DiscreteAdjoint()` by default. See `odesens.sensealg`.
     throw : bool
@@ -139,18 +140,20 @@ def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
         meshed = dataclasses.replace(spec, sensealg=DiscreteAdjoint())
     else:
         meshed = spec
-    outs = flow(dataclasses.replace(call, spec=meshed, emit_record=True), *head)
+    recorded, outs = _recorded(dataclasses.replace(call, spec=meshed, emit_record=True), head)
     n = call.n_u
     record, info = outs[-RECORD:], outs[n:-RECORD]
     code, t_end = info[0], info[2]
-    times, dt = jax.lax.stop_gradient((record[0][:, 0], record[0][:, 2]))
-    order = jnp.argsort(dt == 0, stable=True)  # lanes share rows; those where this one stayed go to the end
-    count = jnp.sum(dt != 0)
+    times, size = jax.lax.stop_gradient((record[0], record[2][0]))
     row = jnp.arange(times.shape[0])
+    after = times[jnp.minimum(row + 1, size)]
+    moves = (row < size) & jnp.any(after[:, :2] != times[:, :2], axis=1)
+    order = jnp.argsort(~moves, stable=True)  # lanes share rows; those where this one stayed go to the end
+    count = jnp.sum(moves)
     ok = code <= 1
     end = jnp.where(ok, t1, jax.lax.stop_gradient(t_end))
     tail = jnp.where(ok, t1, jnp.nan)
-    ts = jnp.where(row < count, times[order], jnp.where(row == count, end, tail))
+    ts = jnp.where(row < count, times[order, 0], jnp.where(row == count, end, tail))
     ts = jnp.where((row == 0) & (count > 0), head[call.i_t0], ts)
     known = concrete(count)
     if known is None:  # the last row of a solve that failed is never taken for the end
@@ -160,8 +163,9 @@ def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
         rows = int(known) + 1
     head = list(head)
     head[call.i_ts] = ts
+    call = dataclasses.replace(call, rows=recorded.rows)
     if not any(isinstance(x, Tracer) for x in (*head, *outs)):  # plain numbers: the rows themselves
-        kept = np.asarray(order)[:rows]
+        kept = np.append(np.asarray(order)[: rows - 1], int(size))
         us = [jax.device_put(x) for x in spec.field.state.unpack(np.asarray(record[1])[kept])]
         given = record if spec.sensealg.residual == "mesh" else None
         return _wrap(call, head, given, jax.device_put(np.asarray(ts)[:rows]), us, info, u_tree)
@@ -173,6 +177,22 @@ def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
     else:
         us, record = flow(call, *head)[:n], None
     return _wrap(call, head, record, ts[:rows], [x[:rows] for x in us], info, u_tree)
+
+
+def _recorded(call: Call, head: list) -> tuple[Call, list]:
+    """The call whose record has every step as a row, and its results."""
+    most = call.spec.settings.max_steps + 1
+    if any(isinstance(x, Tracer) and concrete(x) is None for x in head):
+        call = dataclasses.replace(call, rows=most)
+        return call, flow(call, *head)
+    outs = flow(call, *head)
+    extent = concrete(outs[-2])
+    assert extent is not None
+    size, stride = (int(x) for x in extent)
+    if stride == 1:
+        return call, outs
+    call = dataclasses.replace(call, rows=min(2 ** (size * stride).bit_length(), most))
+    return call, flow(call, *head)
 
 
 def _wrap(call: Call, head, record, ts, us, info, u_tree) -> ODESolution:

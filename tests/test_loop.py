@@ -8,7 +8,8 @@ import pytest
 import odesens as ode
 from odesens.integrate.lanes import Lanes
 from odesens.integrate.loop import Options, Settings, Task, integrate
-from odesens.integrate.record import locate
+from odesens.integrate.record import Record, steps_between
+from odesens.integrate.replay import Replay, backwards, steps_at
 from odesens.methods import explicit
 from odesens.methods.controller import PIDController
 from odesens.methods.tableaus import EULER, HEUN, TSIT5
@@ -128,6 +129,13 @@ def options(dt0, dtmax=jnp.inf):
     return Options(*(jnp.asarray(x) for x in (1e-3, 1e-3, dt0, 0.0, dtmax)))
 
 
+def all_steps(record):
+    """The steps of a record that has every one of them as a row."""
+    size = int(record.size)
+    assert int(record.stride) == 1
+    return steps_between(record.times[:size], record.states[:size], size, record.times[size, ..., :2])
+
+
 def test_a_scripted_controller_sets_the_steps():
     settings = Settings(HEUN, Script(2.0), True, True, 100, 1)
     result = integrate(
@@ -136,21 +144,21 @@ def test_a_scripted_controller_sets_the_steps():
         options(0.1),
         Options(*[None] * 5),
         Lanes(None),
-        record=True,
+        record=101,
     )
-    size = int(result.record.size)
-    np.testing.assert_allclose(result.record.times[:size, 2], [0.1, 0.2, 0.4, 0.3], rtol=1e-12)
-    assert result.record.times[size, 0] == 1.0
+    steps = all_steps(result.record)
+    np.testing.assert_allclose(steps.times[:, 2], [0.1, 0.2, 0.4, 0.3], rtol=1e-12)
+    assert result.record.times[int(result.record.size), 0] == 1.0
     assert int(result.lane.naccept) == 4 and int(result.lane.nreject) == 0
 
 
 def test_rejected_steps_leave_no_row():
     wiggle = lambda t, u, p: jnp.full_like(u, 50.0) * jnp.cos(50.0 * t)
     settings = Settings(HEUN, Script(3.0), True, True, 1000, 1)
-    result = integrate(settings, task(wiggle, [0.0], 1.0), options(0.5), Options(*[None] * 5), Lanes(None), record=True)
+    result = integrate(settings, task(wiggle, [0.0], 1.0), options(0.5), Options(*[None] * 5), Lanes(None), record=1001)
     size = int(result.record.size)
     assert int(result.lane.nreject) > 0 and size == int(result.lane.naccept)
-    times = np.asarray(result.record.times[: size + 1])
+    times = np.asarray(all_steps(result.record).times)
     np.testing.assert_allclose(times[:-1, 0] + times[:-1, 2], times[1:, 0], rtol=1e-14)
 
 
@@ -160,23 +168,60 @@ def test_lanes_take_the_steps_they_would_take_alone():
     settings = Settings(TSIT5, PIDController(), True, False, 200, 1)
     spread = lambda x: jnp.full(3, x)
     many = Task(f, jnp.ones((3, 1)), rates, 0, spread(0.0), spread(1.0), jnp.ones((3, 1)))
-    run = lambda t, lanes: integrate(settings, t, options(0.0), Options(*[None] * 5), lanes, record=True)
+    run = lambda t, lanes: integrate(settings, t, options(0.0), Options(*[None] * 5), lanes, record=201)
     together = run(many, Lanes(3))
     for i, rate in enumerate(rates):
         alone = run(Task(f, jnp.ones(1), rate, None, jnp.asarray(0.0), jnp.asarray(1.0), jnp.ones(1)), Lanes(None))
         assert int(alone.lane.naccept) == int(together.lane.naccept[i])
         assert int(alone.lane.nreject) == int(together.lane.nreject[i])
         np.testing.assert_array_equal(alone.us, together.us[i])
-    idle = np.asarray(together.record.times[:, 0, 2])[: int(together.record.size)]
+    idle = np.asarray(all_steps(together.record).times[:, 0, 2])
     assert np.sum(idle != 0) == int(together.lane.naccept[0])
 
 
-def test_locating_times_in_a_record_with_idle_rows():
-    rows = jnp.array([[0.0, 0, 0.5], [0.5, 0, 0.0], [0.5, 0, 0.5], [1.0, 0, 0.0], [1.0, 0, 0.0]])
-    place = locate(rows, 3, jnp.array([0.0, 0.25, 0.5, 0.75, 1.0, 1.1]), 1.0)
-    np.testing.assert_array_equal(place.row, [0, 0, 2, 2, 3, 3])
-    np.testing.assert_allclose(place.theta, [0, 0.5, 0, 0.5, 0, 0])
-    np.testing.assert_array_equal(place.inside, [True] * 5 + [False])
+def test_steps_at_given_times_of_a_record_with_idle_rows():
+    rows = jnp.array([0.0, 0.5, 0.5, 1.0, 0.0])  # the second one is of an iteration in which this lane was rejected
+    times = jnp.stack([rows, *[jnp.zeros(5)] * 4], axis=1)
+    record = Record(times, jnp.arange(5.0)[:, None], jnp.array([3, 1]), jnp.asarray(0))
+    settings = Settings(HEUN, Script(2.0), True, True, 4, 1)
+    replay = Replay(settings, task(None, [0.0], 1.0), options(0.1), Options(*[None] * 5), Lanes(None), record)
+    found, states, inside = steps_at(replay, jnp.array([0.0, 0.25, 0.5, 0.75, 1.0, 1.1]))
+    np.testing.assert_array_equal(states[:, 0], [0, 0, 2, 2, 3, 3])
+    np.testing.assert_allclose(found[:, 2], [0.5, 0.5, 0.5, 0.5, 0, 0])
+    np.testing.assert_array_equal(inside, [True] * 5 + [False])
+
+
+@pytest.mark.parametrize("rows", [8, 32, 64, 512])
+@pytest.mark.parametrize("lanes", [None, 2])
+def test_a_record_of_few_rows_gives_every_step_back(rows, lanes, monkeypatch):
+    """Whatever the stride, and however often rows must be divided: the same steps as in a record that has them all."""
+    monkeypatch.setattr("odesens.integrate.replay.CHUNK", 4)
+    f = lambda t, u, p: jnp.stack([u[1], -u[0]]) * (1.0 + jnp.cos(3 * t))
+    settings = Settings(TSIT5, PIDController(), True, False, 4096, 1)
+    spread = lambda x: jnp.asarray(x) if lanes is None else jnp.broadcast_to(jnp.asarray(x), (lanes, *jnp.shape(x)))
+    u0 = jnp.array([1.0, 0.3]) if lanes is None else jnp.array([[1.0, 0.3], [1e-3, 2.0]])
+    problem = Task(f, u0, {}, None, spread(0.0), spread(9.0), spread(jnp.zeros(0)))
+    numbers = Options(*(jnp.asarray(x) for x in (1e-7, 1e-7, 0.0, 0.0, jnp.inf)))
+    none = Options(*[None] * 5)
+    solve = lambda rows: integrate(settings, problem, numbers, none, Lanes(lanes), record=rows).record
+    whole, few = solve(4097), solve(rows)
+    want = all_steps(whole)
+    total = int(whole.size)
+    assert total > 100 and int(few.stride) == 2 ** int(np.ceil(np.log2(max(1, total / (rows - 1)))))
+
+    def visit(carry, steps):
+        times, states, left = carry
+        row = jnp.arange(steps.times.shape[0])
+        index = jnp.where(row < steps.count, left - steps.count + row, total)
+        put = lambda buffer, x: buffer.at[index].set(x, mode="drop")
+        return put(times, steps.times), put(states, steps.states), left - steps.count
+
+    replay = Replay(settings, problem, numbers, none, Lanes(lanes), few)
+    nothing = (jnp.full_like(want.times, jnp.nan), jnp.full_like(want.states, jnp.nan), jnp.asarray(total, jnp.int32))
+    times, states, left = backwards(replay, visit, nothing)
+    assert int(left) == 0
+    np.testing.assert_allclose(times, want.times, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(states, want.states, rtol=1e-12, atol=1e-13)
 
 
 def test_stages_roll_to_the_same_numbers():

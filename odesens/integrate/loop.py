@@ -19,7 +19,7 @@ from ..methods.controller import PIDController, initial_step
 from ..methods.tableaus import Tableau
 from ..status import ReturnCode
 from .lanes import Lanes
-from .record import Record, empty
+from .record import Record, writer
 
 RUNNING = -1
 
@@ -34,6 +34,7 @@ class Settings:
     first_step_given: bool
     max_steps: int
     operations: int  # in f, which decides whether the stages are unrolled
+    controlled: int | None = None  # leading components that the error control sees; all of them where None
 
     @property
     def roll(self) -> bool:
@@ -116,6 +117,13 @@ def direction(t0, t1):
     return jnp.where(t1 >= t0, 1, -1).astype(t0.dtype)
 
 
+def in_order(ts, t0, t1):
+    """Whether each saved time comes no earlier than t0 and those before it: others cannot be had in one pass."""
+    sign = direction(t0, t1)
+    slack = 4 * jnp.finfo(ts.dtype).eps * jnp.abs(ts)
+    return (sign * ts >= jax.lax.cummax(sign * ts)) & (sign * (ts - t0) >= -slack)
+
+
 def start(settings: Settings, f, u0, t0, t1, ts, options: Options) -> Lane:
     """The state of a lane before its first step."""
     tableau = settings.tableau
@@ -125,8 +133,10 @@ def start(settings: Settings, f, u0, t0, t1, ts, options: Options) -> Lane:
     if settings.first_step_given:
         dt = direction(t0, t1) * jnp.abs(options.dt0)
     else:
-        dt = initial_step(f, t0, u0, f0, t1, settings.error_order - 1, options.abstol, options.reltol)
-    finite = jnp.all(jnp.isfinite(f0)) & jnp.all(jnp.isfinite(u0))
+        seen = settings.controlled
+        dt = initial_step(f, t0, u0, f0, t1, settings.error_order - 1, options.abstol, options.reltol, seen)
+    seen = slice(settings.controlled)
+    finite = jnp.all(jnp.isfinite(f0[seen])) & jnp.all(jnp.isfinite(u0[seen]))
     code = jnp.where(t0 == t1, ReturnCode.Success, jnp.where(finite, RUNNING, ReturnCode.NonFinite))
     one = jnp.ones((), real)
     saved = jnp.sum(jnp.cumprod((ts == t0).astype(jnp.int32)), dtype=jnp.int32)
@@ -136,37 +146,37 @@ def start(settings: Settings, f, u0, t0, t1, ts, options: Options) -> Lane:
     return Lane(t0, zero, u0, f0, dt, one, one, saved, count, count, nf, code.astype(jnp.int32))
 
 
-def attempt(settings: Settings, f, lane: Lane, t_stop, options: Options) -> tuple[Trial, Lane]:
-    """Try one step towards t_stop; returns it and the lane's next state (unchanged where it had finished)."""
-    tableau = settings.tableau
-    remaining = (t_stop - lane.t) - lane.t_lo
+def attempt(settings: Settings, f, lane: Lane, t_stop, options: Options, stop_lo=0) -> tuple[Trial, Lane]:
+    """Try one step towards t_stop + stop_lo; returns it and the lane's next state (unchanged where it had finished)."""
+    tableau, seen = settings.tableau, slice(settings.controlled)
+    remaining = (t_stop - lane.t) + (stop_lo - lane.t_lo)
     dt = jnp.clip(lane.dt, -options.dtmax, options.dtmax)
     hit = jnp.abs(dt) * (1 + 1e-6) >= jnp.abs(remaining)
     dt = jnp.where(hit, remaining, dt)
     k1 = lane.f0 if tableau.fsal else f(lane.t, lane.u)
     k = explicit.stages(tableau, f, lane.t, lane.t_lo, lane.u, dt, k1, t_stop, roll=settings.roll)
     u1 = explicit.advance(tableau, lane.u, dt, k)
-    finite = jnp.all(jnp.isfinite(u1))
+    finite = jnp.all(jnp.isfinite(u1[seen]))
     if settings.adaptive:
-        err = explicit.error_norm(tableau, lane.u, u1, dt, k, options.abstol, options.reltol)
+        err = explicit.error_norm(tableau, lane.u[seen], u1[seen], dt, k[:, seen], options.abstol, options.reltol)
     else:
         err = jnp.zeros_like(lane.err1)
     active = lane.code == RUNNING
     accepted = active & (err <= 1) & finite
 
     t, t_lo = two_sum(lane.t, lane.t_lo + dt)
-    t, t_lo = jnp.where(hit, t_stop, t), jnp.where(hit, 0, t_lo)
+    t, t_lo = jnp.where(hit, t_stop, t), jnp.where(hit, stop_lo, t_lo)
     trial = Trial(dt, k, u1, t, t_lo, accepted)
-    return trial, _decide(settings, lane, trial, err, hit, active, options)
+    return trial, _decide(settings, lane, trial, err, finite, hit, active, options)
 
 
-def _decide(settings: Settings, lane: Lane, trial: Trial, err, hit, active, options: Options) -> Lane:
+def _decide(settings: Settings, lane: Lane, trial: Trial, err, finite_u, hit, active, options: Options) -> Lane:
     """Accept or reject, propose the next step size, and find out whether the lane has ended."""
     accepted = trial.accepted
     rejected = active & ~accepted
     finite = jnp.isfinite(err)
     if settings.adaptive:
-        err = jnp.where(jnp.all(jnp.isfinite(trial.u1)), err, jnp.inf)
+        err = jnp.where(finite_u, err, jnp.inf)
         factor = settings.controller.factor(settings.error_order, err, lane.err1, lane.err2, accepted)
         proposed = trial.dt * factor.astype(trial.dt.dtype)
         # a step cut short by its stop says nothing against the size proposed before it
@@ -239,10 +249,7 @@ def save(settings: Settings, lanes: Lanes, task: Task, us, old: Lane, trial: Tri
         offset = (target - old.t) - old.t_lo
         theta = jnp.clip(offset / jnp.where(trial.dt == 0, 1, trial.dt), 0, 1)
         inside = explicit.interpolate(tableau, old.u, trial.dt, k, theta)
-        at = jnp.where((target == trial.t) & (trial.t_lo == 0), trial.u1, inside)
-        slack = 4 * jnp.finfo(target.dtype).eps * jnp.abs(target)
-        behind = jnp.sign(trial.dt) * offset < -slack  # times that are not sorted, or lie before the start
-        return jnp.where(behind, jnp.nan, at)
+        return jnp.where((target == trial.t) & (trial.t_lo == 0), trial.u1, inside)
 
     def emit(state):
         us, saved = state
@@ -254,44 +261,54 @@ def save(settings: Settings, lanes: Lanes, task: Task, us, old: Lane, trial: Tri
     return us, new._replace(saved=saved)
 
 
-def integrate(settings: Settings, task: Task, options: Options, options_axes, lanes: Lanes, *, record: bool) -> Result:
-    """Integrate every lane of `task`; with `record`, keep each accepted step."""
+def integrate(
+    settings: Settings, task: Task, options: Options, options_axes, lanes: Lanes, *, record: int = 0
+) -> Result:
+    """Integrate every lane of `task`; with `record`, keep checkpoints of the accepted steps in so many rows."""
     with_field = lanes.map(
         lambda p, *args: start(settings, lambda t, u: task.f(t, u, p), *args), (task.p_axes, 0, 0, 0, 0, options_axes)
     )
     lane = with_field(task.p, task.u0, task.t0, task.t1, task.ts, options)
-    step = lanes.map(
-        lambda p, lane, t1, options: attempt(settings, lambda t, u: task.f(t, u, p), lane, t1, options),
-        (task.p_axes, 0, 0, options_axes),
-    )
+    step = stepper(settings, task, options_axes, lanes)
     m, n = task.ts.shape[-1], task.u0.shape[-1]
     at_start = (task.ts == task.t0[..., None])[..., None]
     us = jnp.where(at_start, task.u0[..., None, :], jnp.asarray(jnp.nan, task.u0.dtype))
-    rec = empty(settings.max_steps + 1, lanes, task.t1, n, task.u0.dtype) if record else None
+    rec = writer(record, lanes, task.t1, n, task.u0.dtype) if record else None
 
     def body(state):
-        lane, us, rec, row = state
-        trial, new = step(task.p, lane, task.t1, options)
+        lane, us, rec = state
+        trial, new = step(task.p, lane, task.t1, options, jnp.zeros_like(task.t1))
         if m:
             us, new = save(settings, lanes, task, us, lane, trial, new)
-        if record:
-            taken = jnp.where(trial.accepted, trial.dt, 0)
-            rec = _write(rec, row, lane, taken)
-            row = row + jnp.any(trial.accepted).astype(jnp.int32)
-        return new, us, rec, row
+        if rec is not None:
+            rec = rec.write(lane).advance(trial.accepted)
+        return new, us, rec
+
+    def running(state):
+        return jnp.any(state[0].code == RUNNING)
 
     axes = varying_axes(*jax.tree.leaves((lane, task.t0, task.t1)))
-    init = vary((lane, us, rec, jnp.zeros((), jnp.int32)), axes)
-    lane, us, rec, row = while_loop(lambda s: jnp.any(s[0].code == RUNNING), body, init)
-    if rec is not None:
-        rec = _write(rec, row, lane, jnp.zeros_like(lane.dt))
-        rec = rec._replace(size=row, code=lane.code)
-    return Result(us, rec, lane)
+    state = vary((lane, us, rec), axes)
+    if rec is None or record > settings.max_steps:
+        state = while_loop(running, body, state)
+    else:
+        full = lambda state: state[2].row >= record
+
+        def fill(state):
+            state = (*state[:2], state[2].halve())
+            return while_loop(lambda s: running(s) & ~full(s), body, state)
+
+        state = while_loop(lambda s: running(s) | full(s), fill, state)
+    lane, us, rec = state
+    if m:
+        us = jnp.where(lanes.map(in_order)(task.ts, task.t0, task.t1)[..., None], us, jnp.nan)
+    return Result(us, None if rec is None else rec.finish(lane, lane.code), lane)
 
 
-def _write(rec: Record, row, lane: Lane, dt) -> Record:
-    times = jnp.stack([lane.t, lane.t_lo, dt], axis=-1)
-    return rec._replace(
-        times=jax.lax.dynamic_update_index_in_dim(rec.times, times, row, 0),
-        states=jax.lax.dynamic_update_index_in_dim(rec.states, lane.u, row, 0),
-    )
+def stepper(settings: Settings, task: Task, options_axes, lanes: Lanes):
+    """`attempt` for all lanes, as a function of (p, lane, t_stop, options, stop_lo)."""
+
+    def one(p, lane, t_stop, options, stop_lo):
+        return attempt(settings, lambda t, u: task.f(t, u, p), lane, t_stop, options, stop_lo)
+
+    return lanes.map(one, (task.p_axes, 0, 0, options_axes, 0))

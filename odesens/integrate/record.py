@@ -1,54 +1,122 @@
-"""The record of a solve: the accepted mesh and the states on it, and looking things up in it.
+"""The record of a solve: checkpoints of bounded number, from which every accepted step can be had again.
 
-Owns: the buffers, their layout, finding the step that holds a time. Must not know: methods, adjoints.
+Owns: the buffers, their layout, writing rows, doubling the stride. Must not know: methods, adjoints.
 
-Row i holds the time t_i (a head and a small tail, so that float32 times do not stall), the step dt_i taken from there,
-and the state u_i. Row `size` is the last state, with dt = 0. All lanes share the row number: a lane that was rejected
-or had finished has dt = 0 there, which every reader treats as "stay".
+Row j holds the lanes' states as they were before iteration `j * stride`: the time (a head and a small tail, so that
+float32 times do not stall), the step size proposed there and the controller's memory, and u. Row `size` holds the last
+state. All lanes share the row number; an iteration counts where any lane accepted a step. When the rows are full, every
+second one is kept and the stride doubles: memory does not grow with the number of steps.
 """
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
+from ..extension import while_loop
 from .lanes import Lanes
+
+FIELDS = 5  # t, t_lo, dt, err1, err2
+MOST_ROWS = 1024
+LEAST_ROWS = 64
+MOST_ENTRIES = 2**20  # of one lane's states, above which the rows become fewer
 
 
 class Record(NamedTuple):
-    """times (rows, [lanes], 3) as t, t_lo, dt; states (rows, [lanes], n); size: rows before the last; code per lane."""
+    """times (rows, [lanes], 5); states (rows, [lanes], n); extent (2,): size and stride; code per lane."""
 
     times: Any
     states: Any
-    size: Any
+    extent: Any
     code: Any
 
+    @property
+    def size(self):
+        return self.extent[0]
 
-def empty(rows: int, lanes: Lanes, t1, n: int, dtype) -> Record:
-    """Buffers for `rows` rows; unused rows hold the end time, so that times stay sorted."""
-    axis = () if lanes.size is None else (lanes.size,)
-    zero = jnp.zeros_like(t1)
-    blank = jnp.stack([t1, zero, zero], axis=-1)
-    times = jnp.broadcast_to(blank, (rows, *blank.shape))
-    states = jnp.zeros((rows, *axis, n), dtype)
-    return Record(times, states, jnp.zeros((), jnp.int32), jnp.zeros(axis, jnp.int32))
+    @property
+    def stride(self):
+        return self.extent[1]
 
 
-class Place(NamedTuple):
-    """Where a saved time lies: its row, theta in [0, 1] within the step from there, whether it lies on the record."""
+def rows_for(max_steps: int, n: int) -> int:
+    """How many rows a record has: never more than the steps, an even number where it may have to be halved."""
+    most = min(MOST_ROWS, max(LEAST_ROWS, MOST_ENTRIES // max(n, 1) // 2 * 2))
+    return min(most, max_steps + 1)
 
+
+class Writer(NamedTuple):
+    """A record in the making: the state goes to `row`, which is final `stride` iterations after the one before."""
+
+    times: Any
+    states: Any
     row: Any
-    theta: Any
-    inside: Any
+    since: Any
+    stride: Any
+
+    def write(self, lane) -> "Writer":
+        """Put the lanes' state where it belongs now; written again until its iteration is the row's own."""
+        put = lambda buffer, value: jax.lax.dynamic_update_index_in_dim(buffer, value, self.row, 0)
+        return self._replace(times=put(self.times, row_times(lane)), states=put(self.states, lane.u))
+
+    def advance(self, accepted) -> "Writer":
+        """Count an iteration in which any lane accepted a step."""
+        one = jnp.any(accepted).astype(jnp.int32)
+        full = (self.since == self.stride) & (one == 1)
+        return self._replace(
+            row=self.row + full.astype(jnp.int32), since=jnp.where(full, 1, self.since + one).astype(jnp.int32)
+        )
+
+    def halve(self) -> "Writer":
+        """Keep every second row where all are taken, in place; the stride doubles."""
+        rows = self.times.shape[0]
+
+        def thin(w: "Writer") -> "Writer":
+            def keep(j, buffers):
+                pick = lambda b: jax.lax.dynamic_index_in_dim(b, 2 * j, 0, keepdims=True)
+                return [jax.lax.dynamic_update_slice_in_dim(b, pick(b), j, 0) for b in buffers]
+
+            times, states = jax.lax.fori_loop(1, rows // 2, keep, [w.times, w.states])
+            row = jnp.full_like(w.row, rows // 2)
+            return Writer(times, states, row, w.since + w.stride, w.stride * 2)
+
+        return while_loop(lambda w: w.row >= rows, thin, self)
+
+    def finish(self, lane, code) -> Record:
+        """The record, with the last state as its last row."""
+        done = self.write(lane)
+        return Record(done.times, done.states, jnp.stack([self.row, self.stride]), code)
 
 
-def locate(times, size, ts, direction) -> Place:
-    """The steps of one lane's mesh, times (rows, 3), that hold the times ts (m,)."""
-    t, t_lo, dt = times[:, 0], times[:, 1], times[:, 2]
-    found = jnp.searchsorted(direction * t, direction * ts, side="right") - 1
-    row = jnp.clip(found, 0, size)
-    step = dt[row]
-    offset = (ts - t[row]) - t_lo[row]
-    theta = offset / jnp.where(step == 0, 1, step)
-    slack = 4 * jnp.finfo(ts.dtype).eps * jnp.abs(ts)
-    inside = (direction * offset >= -slack) & (direction * (offset - step) <= slack)
-    return Place(row, jnp.where(step == 0, 0, jnp.clip(theta, 0, 1)), inside)
+def row_times(lane):
+    """The time-like part of a row ([lanes], 5)."""
+    parts = (lane.t, lane.t_lo, lane.dt, lane.err1, lane.err2)
+    return jnp.stack([x.astype(lane.t.dtype) for x in parts], axis=-1)
+
+
+def writer(rows: int, lanes: Lanes, t, n: int, dtype, stride=1) -> Writer:
+    """Empty buffers for `rows` rows of states (n,)."""
+    axis = () if lanes.size is None else (lanes.size,)
+    stride = jnp.asarray(stride, jnp.int32)
+    times = jnp.zeros((rows, *axis, FIELDS), t.dtype)
+    return Writer(times, jnp.zeros((rows, *axis, n), dtype), jnp.zeros((), jnp.int32), stride, stride)
+
+
+class Steps(NamedTuple):
+    """Consecutive accepted steps: times (rows, [lanes], 3) as t, t_lo, dt; states (rows, [lanes], N) they start from.
+
+    The first `count` rows are used. A lane has dt = 0 where it was rejected or had finished, and in rows not used.
+    """
+
+    times: Any
+    states: Any
+    count: Any
+
+
+def steps_between(times, states, count, stop) -> Steps:
+    """The steps that lead from each row to the next one, the last to `stop` ([lanes], 2), a time and its tail."""
+    used = (jnp.arange(times.shape[0]) < count).reshape(-1, *(1,) * (times.ndim - 1))
+    start = jnp.where(used, times[..., :2], stop)
+    end = jnp.concatenate([start[1:], stop[None]])
+    dt = (end[..., 0] - start[..., 0]) + (end[..., 1] - start[..., 1])
+    return Steps(jnp.concatenate([start, dt[..., None]], axis=-1), states, count)

@@ -60,8 +60,8 @@ def PIController(kP: float = 0.4, kI: float = 0.3, **options) -> PIDController:
     return PIDController(kP=kP, kI=kI, kD=0.0, **options)
 
 
-def initial_step(f, t0, u0, f0, t1, order: int, abstol, reltol):
-    """The first step size, signed, at most |t1 - t0|.
+def initial_step(f, t0, u0, f0, t1, order: int, abstol, reltol, controlled: int | None = None):
+    """The first step size, signed, at most |t1 - t0|, by the leading `controlled` components (all where None).
 
     Source: Hairer, Norsett, Wanner, Solving Ordinary Differential Equations I, section II.4, "Starting Step Size".
     """
@@ -69,10 +69,10 @@ def initial_step(f, t0, u0, f0, t1, order: int, abstol, reltol):
     span = t1 - t0
     if u0.size == 0:
         return span
-    scale = abstol + reltol * jnp.abs(u0)
+    scale = abstol + reltol * jnp.abs(u0[:controlled])
 
     def norm(x):
-        return jnp.sqrt(jnp.mean(jnp.square(jnp.abs(x) / scale)))
+        return jnp.sqrt(jnp.mean(jnp.square(jnp.abs(x[:controlled]) / scale)))
 
     d0, d1 = norm(u0), norm(f0)
     small = (d0 < 1e-5) | (d1 < 1e-5)

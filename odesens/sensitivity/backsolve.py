@@ -39,8 +39,8 @@ def adjoint(flow: Flow, w, wanted: list[int]):
             y = y.at[:size].set(saves[j].astype(y.dtype))
         return y.at[2 * size - n : 2 * size].add(w[j].astype(y.dtype))
 
-    def row(i):
-        return flow.t0, jnp.zeros_like(flow.t0)
+    def rows(one_row, carry):
+        return one_row(flow.t0, jnp.zeros_like(flow.t0), carry)
 
     sweep = backward.Sweep(
         adj.settings,
@@ -50,13 +50,13 @@ def adjoint(flow: Flow, w, wanted: list[int]):
         task.p,
         task.p_axes,
         rhs,
-        row,
+        rows,
         impulse,
         (adj.w, saves),
     )
     zeros = flow.lanes.spread(jnp.zeros(pack.size, pack.dtype))
     y1 = jnp.concatenate([last.astype(pack.dtype), zeros], axis=-1)
-    y, _, code = backward.run(sweep, y1, flow.t0, flow.t1, flow.ts, 1)
+    y, _, code = backward.run(sweep, y1, flow.t0, flow.t1, flow.ts)
     lam, p_bar = pack.split(y[..., size:])
     return outputs(adj, lam, p_bar, code)
 

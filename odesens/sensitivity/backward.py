@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..extension import count_down, vary, varying_axes, while_loop
+from ..extension import vary, varying_axes, while_loop
 from ..integrate.lanes import Lanes
 from ..integrate.loop import RUNNING, Lane, Options, Settings, attempt, direction
 from ..status import ReturnCode
@@ -22,9 +22,10 @@ from ..status import ReturnCode
 class Sweep(NamedTuple):
     """A backward problem; everything per lane is mapped by the caller's `lanes`.
 
-    rhs(t, y, context, params) is the backward field of one lane; row(i) gives the time at which row i starts
-    ([lanes]) and its context; impulse(j, y) the state of one lane after the impulse of saved time j.
-    accumulate(acc, i, lane, trial, context) is called for all lanes after each attempt.
+    rhs(t, y, context, params) is the backward field of one lane; rows(one_row, carry) calls carry = one_row(t_row,
+    context, carry) for each row, the last first, with the time ([lanes]) at which it starts; impulse(j, y) is the state
+    of one lane after the impulse of saved time j. accumulate(acc, lane, trial, context) is called for all lanes after
+    each attempt.
     """
 
     settings: Settings
@@ -34,14 +35,14 @@ class Sweep(NamedTuple):
     params: Any
     params_axes: Any
     rhs: Callable
-    row: Callable
+    rows: Callable
     impulse: Callable
     impulse_data: Any
     accumulate: Callable | None = None
 
 
-def run(sweep: Sweep, y1, t0, t1, ts, count, acc=None):
-    """Sweep from t1 to t0 over rows count-1 .. 0; returns the state at t0, the accumulated value, the code."""
+def run(sweep: Sweep, y1, t0, t1, ts, acc=None):
+    """Sweep from t1 to t0 over all rows; returns the state at t0, the accumulated value, the code."""
     lanes = sweep.lanes
     m = ts.shape[-1]
     sign = direction(t0, t1)
@@ -70,9 +71,8 @@ def run(sweep: Sweep, y1, t0, t1, ts, count, acc=None):
 
         return while_loop(lambda lane: jnp.any(due(lane)), body, lane)
 
-    def one_row(i, carry):
+    def one_row(t_row, context, carry):
         lane, acc = carry
-        t_row, context = sweep.row(i)
         lane = lane._replace(code=jnp.where(lane.code > 0, lane.code, jnp.where(lane.t == t_row, 0, RUNNING)))
 
         def body(carry):
@@ -83,7 +83,7 @@ def run(sweep: Sweep, y1, t0, t1, ts, count, acc=None):
                 stop = jnp.where((lane.saved >= 0) & (sign * (next_t - t_row) > 0), next_t, t_row)
             trial, new = _attempt(sweep, lane, stop, context)
             if sweep.accumulate is not None:
-                acc = sweep.accumulate(acc, i, lane, trial, context)
+                acc = sweep.accumulate(acc, lane, trial, context)
             arrived = (new.code == ReturnCode.Success) & (new.t != t_row)
             new = give_impulses(new._replace(code=jnp.where(arrived, RUNNING, new.code)))
             return new, acc
@@ -92,7 +92,7 @@ def run(sweep: Sweep, y1, t0, t1, ts, count, acc=None):
 
     axes = varying_axes(*jax.tree.leaves((lane, sweep.params, t0)))
     lane = give_impulses(vary(lane, axes))
-    lane, acc = count_down(count, one_row, (lane, acc))
+    lane, acc = sweep.rows(one_row, (lane, acc))
     return lane.u, acc, jnp.where(lane.code > 0, lane.code, 0)
 
 

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..extension import count_down
 from ..integrate.loop import Options, Settings, integrate
-from ..integrate.record import Record
+from ..integrate.record import Steps, rows_for
+from ..integrate.replay import Replay, backwards, reached
 from ..methods import explicit
 from .augment import Flow, augmented_task, replace, select
 from .backward import Sweep
-from .discrete import places, poison
+from .discrete import poison
 from .forward import settings_of, tolerances
 
 
@@ -37,7 +39,7 @@ class Adjoint(NamedTuple):
     f: Any
     params: Any
     params_axes: Any
-    record: Record | None
+    replay: Replay | None
     w: Any  # cotangents, NaN where no value was reached
     settings: Settings
     options: Options
@@ -51,12 +53,13 @@ class Adjoint(NamedTuple):
 def prepare(flow: Flow, w, wanted: list[int]) -> Adjoint:
     """The record of the augmented problem: the primal's own at order 0, an augmented solve above."""
     task, options = augmented_task(flow)
-    if flow.order == 0:
-        record = flow.record
-    else:
-        record = integrate(flow.settings_for(), task, options, flow.axes["options"], flow.lanes, record=True).record
-        record = record._replace(size=flow.lanes.spread(record.size))
-    inside = places(flow._replace(record=record)).inside
+    settings, axes = flow.settings_for(), flow.axes["options"]
+    record = flow.record
+    if flow.order:
+        rows = rows_for(settings.max_steps, task.u0.shape[-1])
+        record = integrate(settings, task, options, axes, flow.lanes, record=rows).record
+    assert record is not None
+    inside = reached(record, flow.lanes, flow.ts, flow.t0, flow.t1)
     scalars = tolerances(flow, options._replace(reltol=smallest(flow, "reltol"), abstol=smallest(flow, "abstol")))
     return Adjoint(
         flow,
@@ -64,7 +67,7 @@ def prepare(flow: Flow, w, wanted: list[int]) -> Adjoint:
         task.f,
         task.p,
         task.p_axes,
-        record,
+        Replay(settings, task, options, axes, flow.lanes, record),
         poison(w, inside),
         settings_of(flow, 3),
         scalars,
@@ -79,8 +82,23 @@ def smallest(flow: Flow, name: str):
     return flow.lanes.map(jnp.min)(tol) if axis == 0 else jnp.min(tol)
 
 
-def recorded_step(adj: Adjoint, i) -> tuple[Any, Step]:
-    """The time at which row i starts, and the step taken from there with its stages evaluated again."""
+def recorded_rows(adj: Adjoint):
+    """The rows of the record, the last first, for `Sweep.rows`."""
+    assert adj.replay is not None
+    replay, row = adj.replay, adj.flow.lanes.row
+
+    def rows(one_row, carry):
+        def visit(carry, steps: Steps):
+            one = lambda i, carry: one_row(*recorded_step(adj, row(steps.times, i), row(steps.states, i)), carry)
+            return count_down(steps.count, one, carry)
+
+        return backwards(replay, visit, carry)
+
+    return rows
+
+
+def recorded_step(adj: Adjoint, times, z) -> tuple[Any, Step]:
+    """The time at which a row starts, and the step taken from there with its stages evaluated again."""
     tableau, roll = adj.flow.settings.tableau, adj.flow.settings_for().roll
 
     def one(params, times, z, t1):
@@ -89,10 +107,7 @@ def recorded_step(adj: Adjoint, i) -> tuple[Any, Step]:
         k = explicit.stages(tableau, f, t, t_lo, z, dt, f(t, z), t1, roll=roll)
         return explicit.extra_stages(tableau, f, t, t_lo, z, dt, k, t1, roll=roll)
 
-    lanes = adj.flow.lanes
-    times = lanes.row(adj.record.times, i)
-    z = lanes.row(adj.record.states, i)
-    k = lanes.map(one, (adj.params_axes, 0, 0, 0))(adj.params, times, z, adj.flow.t1)
+    k = adj.flow.lanes.map(one, (adj.params_axes, 0, 0, 0))(adj.params, times, z, adj.flow.t1)
     return times[..., 0], Step(times, z, k)
 
 
@@ -138,7 +153,7 @@ def lam_sweep(adj: Adjoint, accumulate) -> Sweep:
         adj.params,
         adj.params_axes,
         rhs,
-        lambda i: recorded_step(adj, i),
+        recorded_rows(adj),
         add_impulse(adj),
         adj.w,
         accumulate,

@@ -6,65 +6,138 @@ With S_i the map of the recorded step i and V_j the dense output at the saved ti
     adjoint   lam_i = (dS_i/dz)^T lam_(i+1) + sum_(r(j)=i) (dV_j/dz)^T w_j
               p_bar = sum_i (dS_i/dp)^T lam_(i+1) + sum_j (dV_j/dp)^T w_j
 
-where z carries the tangents of order k (see `augment`). Owns: these two passes. Must not know: how steps were chosen.
+where z carries the tangents of order k (see `augment`). A Runge-Kutta step commutes with differentiation, so the
+tangent is the method applied to the augmented field, with the error control looking at u alone: the steps are those of
+the solve. Owns: these two passes. Must not know: how steps are chosen, recorded or replayed.
 """
+
+from dataclasses import replace as replace_fields
 
 import jax
 import jax.numpy as jnp
 
-from ..extension import count_down
-from ..integrate.loop import direction
-from ..integrate.record import Place, locate
+from ..extension import count_down, vary, varying_axes, while_loop
+from ..integrate.loop import Result, direction, integrate
+from ..integrate.record import Record, Steps, rows_for
+from ..integrate.replay import Replay, backwards, reached, steps_at, theta_in
 from ..methods import explicit
 from . import jacobians
-from .augment import Flow, initial_blocks, replace, select, with_tangents
+from .augment import Flow, augmented_task, replace, select, with_tangents
+
+SAVES_AT_ONCE = 64  # over all lanes
 
 
 def tangent(flow: Flow):
-    """D^k Phi along the directions of `flow` (at order 0 the dense output), at every saved time: ([lanes], m, n)."""
-    place = places(flow)
-    z = flow.lanes.gather(mesh_states(flow), place.row)
-    out = dense_map(flow)(z, flow.params, flow.lanes.gather(flow.record.times, place.row), place.theta, flow.t1)
-    return jnp.where(place.inside[..., None], out, jnp.nan)
+    """D^k Phi along the directions of `flow`, at every saved time: ([lanes], m, n)."""
+    return augmented(flow).us[..., -flow.u0.shape[-1] :]
+
+
+def interpolant(flow: Flow):
+    """The dense output on the record at the times ts, in any order: ([lanes], m, n), NaN outside."""
+    assert flow.record is not None
+    times, states, inside = steps_at(replay_of(flow, flow.record), flow.ts)
+    dense = flow.lanes.map(jax.vmap(one_dense(flow), (0, None, 0, 0, None)), (0, flow.params_axes, 0, 0, 0))
+    out = dense(states[..., None, :], flow.params, times, theta_in(times, flow.ts), flow.t1)
+    return jnp.where(inside[..., None], out, jnp.nan)
 
 
 def adjoint(flow: Flow, w, wanted: list[int]):
     """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted parameter leaves; and a code."""
-    place = places(flow)
-    w = poison(w, place.inside)
-    rows = mesh_states(flow)
-    z = flow.lanes.gather(rows, place.row)
-    times = flow.lanes.gather(flow.record.times, place.row)
-    code = jnp.zeros_like(flow.record.code)
-    if jacobians.applies(flow, wanted):
-        u_bar, p_bar = jacobians.adjoint(flow, wanted, rows, one_step(flow), one_dense(flow), place, times, z, w)
-        return u_bar, p_bar, code
-    u_bar, p_bar = pull_in_sequence(flow, wanted, rows, place, times, z, w)
-    return u_bar, p_bar, code
+    lanes, m = flow.lanes, flow.ts.shape[-1]
+    record = augmented(flow, record=True).record if flow.order else flow.record
+    assert record is not None
+    w = poison(w, reached(record, lanes, flow.ts, flow.t0, flow.t1))
+    kind = jacobians.Pullback if jacobians.applies(flow, wanted) else Pullback
+    engine = kind(flow, wanted, one_step(flow), one_dense(flow))
+    blocks, n = 2**flow.order, flow.u0.shape[-1]
+
+    # saves at the very end are values of the last state itself
+    sign = lanes.map(direction)(flow.t0, flow.t1)[..., None]
+    t_end = lanes.row(record.times, record.size)[..., :1]
+    inner = sign * (flow.ts - t_end) < 0
+    last = jnp.sum(jnp.where(inner[..., None], 0, w), axis=-2) if m else jnp.zeros_like(flow.u0)
+    lam = jnp.zeros((*flow.u0.shape[:-1], blocks, n), last.dtype).at[..., -1, :].set(last)
+    left = jnp.sum(inner, axis=-1, dtype=jnp.int32)
+
+    def visit(carry, steps: Steps):
+        lam, p_bar, left = carry
+        steps = steps._replace(states=steps.states.reshape(*steps.states.shape[:-1], blocks, n))
+        impulses = jnp.zeros_like(steps.states, dtype=lam.dtype)
+        if m:
+            impulses, p_bar, left = pull_saves(flow, engine, steps, w, impulses, p_bar, left)
+        lam, p_bar = engine.steps(steps, lam, impulses, p_bar)
+        return lam, p_bar, left
+
+    carry = (lam, engine.zero(), left)
+    carry = vary(carry, varying_axes(*jax.tree.leaves((carry, w, flow.params))))
+    lam, p_bar, _ = backwards(replay_of(flow, record), visit, carry)
+    return lam[..., 0, :], engine.leaves(p_bar), jnp.zeros_like(record.code)
 
 
-def pull_in_sequence(flow: Flow, wanted: list[int], rows, place: Place, times, z, w):
-    """The adjoint for many states or parameters: one vjp of a step after the other."""
-    p = select(flow.p, wanted)
-    dense = dense_map(flow)
-    _, pull = jax.vjp(lambda z, p: dense(z, replace(flow.params, wanted, p), times, place.theta, flow.t1), z, p)
-    z_bar, p_bar = pull(w)
-    impulses = flow.lanes.scatter(jnp.zeros_like(rows), place.row, z_bar)
-    step = step_map(flow)
+def pull_saves(flow: Flow, engine, steps: Steps, w, impulses, p_bar, left):
+    """Pull the cotangents of the saves within these steps, the last of the `left` ones that are still to be pulled."""
+    lanes, m = flow.lanes, flow.ts.shape[-1]
+    block = max(1, min(SAVES_AT_ONCE // (lanes.size or 1), m))
+    sign = lanes.map(direction)(flow.t0, flow.t1)[..., None]
+    first = steps.times[0, ..., 0][..., None]
+    backward = jnp.arange(block, dtype=jnp.int32)
 
-    def body(i, carry):
-        lam, p_bar = carry
-        times = flow.lanes.row(flow.record.times, i)
-        idle = (times[..., 2] == 0)[..., None, None]
-        at_row = lambda z, p: step(z, replace(flow.params, wanted, p), times, flow.t1)
-        _, pull = jax.vjp(at_row, flow.lanes.row(rows, i), p)
-        z_bar, dp = pull(jnp.where(idle, 0, lam))
-        lam = jnp.where(idle, lam, z_bar) + flow.lanes.row(impulses, i)
-        return lam, jax.tree.map(jnp.add, p_bar, dp)
+    def pick(left):
+        """The next saves to pull ([lanes], block), and which of them lie within these steps."""
+        j = left[..., None] - 1 - backward
+        at = jnp.maximum(j, 0)
+        ts = jnp.take_along_axis(flow.ts, at, axis=-1)
+        return at, ts, (j >= 0) & (sign * (ts - first) >= 0)
 
-    size = jnp.max(flow.record.size)
-    lam, p_bar = count_down(size, body, (flow.lanes.row(impulses, size), p_bar))
-    return lam[..., 0, :], p_bar
+    def body(state):
+        impulses, p_bar, left = state
+        at, ts, due = pick(left)
+        find = lambda rows, ts, sign: jnp.searchsorted(sign * rows, sign * ts, side="right") - 1
+        row = lanes.map(find, (1, 0, 0))(steps.times[..., 0], ts, sign)
+        row = jnp.clip(row, 0, jnp.maximum(steps.count - 1, 0))
+        times, z = lanes.gather(steps.times, row), lanes.gather(steps.states, row)
+        w_due = jnp.where(due[..., None], jnp.take_along_axis(w, at[..., None], axis=-2), 0)
+        z_bar, p_bar = engine.saves(z, times, theta_in(times, ts), w_due, p_bar)
+        impulses = lanes.scatter(impulses, row, jnp.where(due[..., None, None], z_bar, 0))
+        return impulses, p_bar, left - jnp.sum(due, axis=-1, dtype=jnp.int32)
+
+    return while_loop(lambda s: jnp.any(pick(s[2])[2]), body, (impulses, p_bar, left))
+
+
+class Pullback:
+    """One vjp of a step after the other: for many states or parameters."""
+
+    def __init__(self, flow: Flow, wanted: list[int], step, dense):
+        self.flow, self.wanted = flow, wanted
+        self.p = select(flow.p, wanted)
+        self.dense = flow.lanes.map(jax.vmap(dense, (0, None, 0, 0, None)), (0, flow.params_axes, 0, 0, 0))
+        self.step = flow.lanes.map(step, (0, flow.params_axes, 0, 0))
+
+    def zero(self):
+        return jax.tree.map(jnp.zeros_like, self.p)
+
+    def leaves(self, p_bar) -> list:
+        return p_bar
+
+    def saves(self, z, times, theta, w, p_bar):
+        """Cotangents of the states ([lanes], m, 2^k, n) that saves within steps from there start from."""
+        at = lambda z, p: self.dense(z, replace(self.flow.params, self.wanted, p), times, theta, self.flow.t1)
+        z_bar, dp = jax.vjp(at, z, self.p)[1](w)
+        return z_bar, jax.tree.map(jnp.add, p_bar, dp)
+
+    def steps(self, steps: Steps, lam, impulses, p_bar):
+        row = self.flow.lanes.row
+
+        def body(i, carry):
+            lam, p_bar = carry
+            times = row(steps.times, i)
+            idle = (times[..., 2] == 0)[..., None, None]
+            at = lambda z, p: self.step(z, replace(self.flow.params, self.wanted, p), times, self.flow.t1)
+            z_bar, dp = jax.vjp(at, row(steps.states, i), self.p)[1](jnp.where(idle, 0, lam))
+            lam = jnp.where(idle, lam, z_bar) + row(impulses, i)
+            return lam, jax.tree.map(jnp.add, p_bar, dp)
+
+        return count_down(steps.count, body, (lam, p_bar))
 
 
 # ---------------------------------------------------------------- the maps
@@ -81,10 +154,6 @@ def one_step(flow: Flow):
         return with_tangents(step, flow.order)(z, params["p"], params["xs"])
 
     return one
-
-
-def step_map(flow: Flow):
-    return flow.lanes.map(one_step(flow), (0, flow.params_axes, 0, 0))
 
 
 def one_dense(flow: Flow):
@@ -104,11 +173,6 @@ def one_dense(flow: Flow):
     return one
 
 
-def dense_map(flow: Flow):
-    """The same for all saved times: z ([lanes], m, 2^k, n), theta ([lanes], m) -> ([lanes], m, n)."""
-    return flow.lanes.map(jax.vmap(one_dense(flow), (0, None, 0, 0, None)), (0, flow.params_axes, 0, 0, 0))
-
-
 def _stages(flow: Flow, aux, u, p, times, t1):
     t, t_lo, dt = times
     f = lambda t, u: flow.field(t, u, p, aux)
@@ -118,38 +182,21 @@ def _stages(flow: Flow, aux, u, p, times, t1):
 # ---------------------------------------------------------------- the mesh
 
 
-def mesh_states(flow: Flow):
-    """The augmented states on the recorded mesh: (rows, [lanes], 2^k, n)."""
-    return replay(flow) if flow.order else flow.record.states[..., None, :]
+def augmented(flow: Flow, *, record: bool = False) -> Result:
+    """The augmented state on the steps of the solve itself."""
+    task, _ = augmented_task(flow)
+    settings = replace_fields(flow.settings_for(), controlled=flow.u0.shape[-1])
+    if record:  # the saves are not needed
+        task = task._replace(ts=task.ts[..., :0])
+    rows = rows_for(settings.max_steps, task.u0.shape[-1]) if record else 0
+    return integrate(settings, task, flow.options, flow.axes["options"], flow.lanes, record=rows)
 
 
-def replay(flow: Flow):
-    """The tangents pushed through every recorded step."""
-    record, lanes = flow.record, flow.lanes
-    step = step_map(flow)
-    z0 = initial_blocks(flow)
-    rows = jnp.zeros((record.states.shape[0], *z0.shape), z0.dtype)
-    size = jnp.max(record.size)
-
-    def body(back, carry):
-        z, rows = carry
-        i = size - 1 - back
-        times = lanes.row(record.times, i)
-        idle = (times[..., 2] == 0)[..., None, None]
-        rows = jax.lax.dynamic_update_index_in_dim(rows, z, i, 0)
-        z1 = step(z, flow.params, times, flow.t1)
-        z = jnp.where(idle, z, z1)
-        return z.at[..., 0, :].set(lanes.row(record.states, i + 1)), rows
-
-    z, rows = count_down(size, body, (z0, rows))
-    return jax.lax.dynamic_update_index_in_dim(rows, z, size, 0)
-
-
-def places(flow: Flow) -> Place:
-    """The recorded steps that hold the saved times."""
-    find = lambda times, size, ts, t0, t1: locate(times, size, ts, direction(t0, t1))
-    in_axes = (1, 0, 0, 0, 0)
-    return flow.lanes.map(find, in_axes)(flow.record.times, flow.record.size, flow.ts, flow.t0, flow.t1)
+def replay_of(flow: Flow, record: Record) -> Replay:
+    """The solve of the augmented state on the steps of the solve itself, as it was recorded."""
+    task, _ = augmented_task(flow)
+    settings = replace_fields(flow.settings_for(), controlled=flow.u0.shape[-1])
+    return Replay(settings, task, flow.options, flow.axes["options"], flow.lanes, record)
 
 
 def poison(w, inside):

@@ -21,7 +21,7 @@ def adjoint(flow: Flow, w, wanted: list[int]):
     count = (adj.settings.tableau.order + 1) // 2 + 1
     nodes, weights = gauss_legendre(count)
 
-    def accumulate(p_bar, i, lane, trial, step):
+    def accumulate(p_bar, lane, trial, step):
         at = flow.lanes.map(
             lambda params, lane, trial, step, stop: nodes_of_step(adj, params, lane, trial, step, stop, nodes, weights),
             (adj.params_axes, 0, 0, 0, 0),
@@ -32,7 +32,7 @@ def adjoint(flow: Flow, w, wanted: list[int]):
     sweep = lam_sweep(adj, accumulate if wanted else None)
     lam1 = flow.lanes.spread(jnp.zeros(adj.size, flow.u0.dtype))
     p_bar = [jnp.zeros_like(x) for x in adj.p]
-    lam, p_bar, code = backward.run(sweep, lam1, flow.t0, flow.t1, flow.ts, jnp.max(adj.record.size), p_bar)
+    lam, p_bar, code = backward.run(sweep, lam1, flow.t0, flow.t1, flow.ts, p_bar)
     return outputs(adj, lam, p_bar, code)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ..field import Flat
 from . import backward
 from .augment import Flow
-from .continuous import add_impulse, outputs, prepare, pullback, recorded_step, state_at
+from .continuous import add_impulse, outputs, prepare, pullback, recorded_rows, state_at
 
 
 def adjoint(flow: Flow, w, wanted: list[int]):
@@ -29,12 +29,12 @@ def adjoint(flow: Flow, w, wanted: list[int]):
         adj.params,
         adj.params_axes,
         rhs,
-        lambda i: recorded_step(adj, i),
+        recorded_rows(adj),
         add_impulse(adj),
         adj.w,
     )
     y1 = flow.lanes.spread(jnp.zeros(pack.size, pack.dtype))
-    y, _, code = backward.run(sweep, y1, flow.t0, flow.t1, flow.ts, jnp.max(adj.record.size))
+    y, _, code = backward.run(sweep, y1, flow.t0, flow.t1, flow.ts)
     lam, p_bar = pack.split(y)
     return outputs(adj, lam, p_bar, code)
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ..extension import count_down, vary, varying_axes
+from ..integrate.record import Steps
 from .augment import Flow, replace, select
 
 DIRECTIONS_MAX = 24  # directions (2^k n + wanted parameters) up to which this is used
@@ -61,52 +62,61 @@ def transposed_jacobian(flow: Flow, wanted: list[int], fn):
     return jacobian
 
 
-def adjoint(flow: Flow, wanted: list[int], rows, step, dense, place, times, z, w):
-    """u_bar ([lanes], n) and p_bar: step and dense are the one-lane maps, rows (rows, [lanes], 2^k, n) the states."""
-    lanes = flow.lanes
-    n = rows.shape[-2] * rows.shape[-1]
+class Pullback:
+    """The steps of a chunk linearised side by side; p_bar is one vector ([lanes], P) until the end."""
 
-    # saved times: impulses on their rows, and their own share of the parameters' gradient
-    at_saves = jax.vmap(transposed_jacobian(flow, wanted, dense), (0, None, 0, 0, None))
-    g = lanes.map(at_saves, (0, flow.params_axes, 0, 0, 0))(z, flow.params, times, place.theta, flow.t1)
-    bar = _apply(g, w)
-    impulses = jnp.zeros((rows.shape[0], *rows.shape[1:-2], n), rows.dtype)
-    impulses = lanes.scatter(impulses, place.row, bar[..., :n])
-    p_bar = jnp.sum(bar[..., n:], axis=-2)
+    def __init__(self, flow: Flow, wanted: list[int], step, dense):
+        self.flow, self.wanted = flow, wanted
+        self.n = 2**flow.order * flow.u0.shape[-1]
+        at_saves = jax.vmap(transposed_jacobian(flow, wanted, dense), (0, None, 0, 0, None))
+        self.dense = flow.lanes.map(at_saves, (0, flow.params_axes, 0, 0, 0))
+        at_rows = flow.lanes.map(transposed_jacobian(flow, wanted, step), (0, flow.params_axes, 0, 0))
+        self.step = jax.vmap(at_rows, (0, None, 0, None))
 
-    chunk = max(1, min(CHUNK // (lanes.size or 1), rows.shape[0]))
-    linearise = jax.vmap(
-        lanes.map(transposed_jacobian(flow, wanted, step), (0, flow.params_axes, 0, 0)), (0, None, 0, None)
-    )
-    stay = jnp.concatenate([jnp.eye(n, dtype=rows.dtype), jnp.zeros((g.shape[-2] - n, n), rows.dtype)])
-    size = jnp.max(flow.record.size)
+    def zero(self):
+        return self.flow.lanes.spread(jnp.zeros(sum(_sizes(self.flow, self.wanted)), self.flow.u0.dtype))
 
-    def body(c, carry):
-        lam, p_bar = carry
-        first = c * chunk
-        # the last chunk may reach beyond the buffers; its rows then start earlier, and those done already stay put
-        start = jnp.minimum(first, rows.shape[0] - chunk)
-        part = lambda x: jax.lax.dynamic_slice_in_dim(x, start, chunk)
-        steps = part(flow.record.times)
-        index = start + jnp.arange(chunk, dtype=jnp.int32)
-        mine = (index >= first) & (index < size)
-        idle = (steps[..., 2] == 0) | ~mine.reshape(-1, *(1,) * (steps.ndim - 2))
-        g = linearise(part(rows), flow.params, steps, flow.t1)
-        g = jnp.where(idle[..., None, None], stay, g)
-        kick = jnp.where(mine.reshape(-1, *(1,) * (steps.ndim - 1)), part(impulses), 0)
+    def leaves(self, p_bar) -> list:
+        return _split(self.flow, self.wanted, p_bar)
 
-        def pull(lam, inputs):
-            g, kick = inputs
-            bar = _apply(g, lam)
-            return bar[..., :n] + kick, bar[..., n:]
+    def saves(self, z, times, theta, w, p_bar):
+        """Cotangents of the states ([lanes], m, 2^k, n) that saves within steps from there start from."""
+        g = self.dense(z, self.flow.params, times, theta, self.flow.t1)
+        bar = jnp.where(jnp.any(w != 0, axis=-1, keepdims=True), _apply(g, w), 0)
+        return bar[..., : self.n].reshape(z.shape), p_bar + jnp.sum(bar[..., self.n :], axis=-2)
 
-        lam, shares = jax.lax.scan(pull, lam, (g, kick), reverse=True)
-        return lam, p_bar + jnp.sum(shares, axis=0)
+    def steps(self, steps: Steps, lam, impulses, p_bar):
+        n, rows, dtype = self.n, steps.states.shape[0], lam.dtype
+        shape = lam.shape
+        lam = lam.reshape(*shape[:-2], n)
+        impulses = impulses.reshape(*impulses.shape[:-2], n)
+        at_once = max(1, min(CHUNK // (self.flow.lanes.size or 1), rows))
+        stay = jnp.concatenate([jnp.eye(n, dtype=dtype), jnp.zeros((p_bar.shape[-1], n), dtype)])
 
-    last = lanes.row(impulses, size)
-    chunks = (size + chunk - 1) // chunk
-    lam, p_bar = count_down(chunks, body, vary((last, p_bar), varying_axes(last, p_bar)))
-    return lam.reshape(*lam.shape[:-1], *rows.shape[-2:])[..., 0, :], _split(flow, wanted, p_bar)
+        def body(c, carry):
+            lam, p_bar = carry
+            first = c * at_once
+            # the last part may reach beyond the rows; it then starts earlier, and rows done already stay put
+            start = jnp.minimum(first, rows - at_once)
+            part = lambda x: jax.lax.dynamic_slice_in_dim(x, start, at_once)
+            times = part(steps.times)
+            index = start + jnp.arange(at_once, dtype=jnp.int32)
+            mine = (index >= first) & (index < steps.count)
+            idle = (times[..., 2] == 0) | ~mine.reshape(-1, *(1,) * (times.ndim - 2))
+            g = self.step(part(steps.states), self.flow.params, times, self.flow.t1)
+            g = jnp.where(idle[..., None, None], stay, g)
+            kick = jnp.where(mine.reshape(-1, *(1,) * (times.ndim - 1)), part(impulses), 0)
+
+            def pull(lam, inputs):
+                g, kick = inputs
+                bar = _apply(g, lam)
+                return bar[..., :n] + kick, bar[..., n:]
+
+            lam, shares = jax.lax.scan(pull, lam, (g, kick), reverse=True)
+            return lam, p_bar + jnp.sum(shares, axis=0)
+
+        lam, p_bar = count_down((steps.count + at_once - 1) // at_once, body, (lam, p_bar))
+        return lam.reshape(shape), p_bar
 
 
 def _apply(g, lam):

@@ -1,0 +1,217 @@
+"""The accepted steps of a recorded solve, backwards in chunks or at given times, from its checkpoints.
+
+Owns: replaying the steps between two rows of a record, going through all steps from the last to the first, finding the
+steps that hold given times. Must not know: adjoints, what is done with a step.
+
+While the record's stride is one, its rows are the steps. Otherwise the steps between two rows are made again, with the
+controller's memory kept in the row, and end exactly at the next row. Where rounding makes a replayed step differ (the
+compiler may order operations differently), that is in the last digit; should a rejection turn on it, the steps are
+others of the same accuracy, and still end there.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..extension import vary, varying_axes, while_loop
+from ..status import ReturnCode
+from .lanes import Lanes
+from .loop import RUNNING, Lane, Options, Settings, Task, direction, in_order, stepper
+from .record import Record, steps_between, writer
+
+CHUNK = 128  # steps replayed and handed out at once
+
+
+class Replay(NamedTuple):
+    """A solve that was recorded: its task (whose u0 and ts are not used), settings and record."""
+
+    settings: Settings
+    task: Task
+    options: Options
+    options_axes: Any
+    lanes: Lanes
+    record: Record
+
+    @property
+    def chunk(self) -> int:
+        return min(CHUNK, self.record.times.shape[0])
+
+    @property
+    def strided(self) -> bool:
+        """Whether the record's stride can be more than one."""
+        return self.settings.max_steps >= self.record.times.shape[0]
+
+
+def cursor(replay: Replay, times, states, stop) -> Lane:
+    """The lanes as they were at a row, about to go to `stop` ([lanes], 2)."""
+    fsal = replay.settings.tableau.fsal
+
+    def one(p, times, u, stop):
+        t, t_lo, dt, err1, err2 = times
+        real = jnp.finfo(u.dtype).dtype
+        f0 = replay.task.f(t, u, p) if fsal else jnp.zeros_like(u)
+        zero = jnp.zeros((), jnp.int32)
+        code = jnp.where((t == stop[0]) & (t_lo == stop[1]), ReturnCode.Success, RUNNING).astype(jnp.int32)
+        return Lane(t, t_lo, u, f0, dt, err1.astype(real), err2.astype(real), zero, zero, zero, zero, code)
+
+    return replay.lanes.map(one, (replay.task.p_axes, 0, 0, 0))(replay.task.p, times, states, stop)
+
+
+def between(replay: Replay, times, states, stop, stride):
+    """Rows at every `stride`-th iteration from a row ([lanes], ..) to `stop`: times, states, and how many."""
+    step = stepper(replay.settings, replay.task, replay.options_axes, replay.lanes)
+    lane = cursor(replay, times, states, stop)
+    rows = writer(replay.chunk, replay.lanes, stop, states.shape[-1], states.dtype, stride)
+
+    def body(state):
+        lane, rows = state
+        trial, new = step(replay.task.p, lane, stop[..., 0], replay.options, stop[..., 1])
+        return new, rows.write(lane).advance(trial.accepted)
+
+    def going(state):
+        # a step more than there is room for would be one that rounding added: the last row then goes all the way
+        return jnp.any(state[0].code == RUNNING) & (state[1].row < replay.chunk)
+
+    axes = varying_axes(*jax.tree.leaves((lane, stop, stride, replay.task.p)))
+    _, rows = while_loop(going, body, vary((lane, rows), axes))
+    return rows.times, rows.states, rows.row
+
+
+class Stack(NamedTuple):
+    """Rows between rows, the last one on top, each with the number of iterations that it stands for."""
+
+    times: Any
+    states: Any
+    gaps: Any
+    top: Any
+
+
+def backwards(replay: Replay, visit, carry):
+    """carry = visit(carry, steps) for all chunks of steps, the last steps first."""
+    record, chunk, lanes = replay.record, replay.chunk, replay.lanes
+    row = lambda buffer, i: lanes.row(buffer, i)
+    levels = _levels(replay)
+    empty = writer(max(levels * chunk, 1), lanes, record.times, record.states.shape[-1], record.states.dtype)
+    stack = Stack(empty.times, empty.states, jnp.zeros(max(levels * chunk, 1), jnp.int32), jnp.zeros((), jnp.int32))
+
+    def rows_of_record(first, j):
+        part = lambda buffer: jax.lax.dynamic_slice_in_dim(buffer, first, chunk)
+        return part(record.times), part(record.states), j + 1 - first
+
+    def body(state):
+        j, stop, stack, carry = state
+        if not replay.strided:
+            first = jnp.maximum(j + 1 - chunk, 0)
+            times, states, count = rows_of_record(first, j)
+            carry = visit(carry, steps_between(times, states, count, stop))
+            return first - 1, times[0, ..., :2], stack, carry
+
+        # the steps to go through now: from the row on top of the stack, else from as many rows as fill a chunk
+        stacked = stack.top > 0
+        first = jnp.maximum(j + 1 - jnp.maximum(chunk // record.stride, 1), 0)
+        above = lambda ours, theirs: jnp.where(stacked, row(ours, stack.top - 1), row(theirs, first))
+        source = above(stack.times, record.times), above(stack.states, record.states)
+        gap = jnp.where(stacked, stack.gaps[stack.top - 1], record.stride)
+        stride = jnp.ones((), jnp.int32)
+        for level in range(1, levels + 1):  # the largest power of the chunk below the gap
+            stride = jnp.where(gap > chunk**level, chunk**level, stride)
+        direct = ~stacked & (record.stride == 1)
+        times, states, count = jax.lax.cond(
+            direct,
+            lambda: vary(rows_of_record(first, j), axes),
+            lambda: vary(between(replay, *source, stop, stride), axes),
+        )
+        ready = stride == 1
+        carry = visit(carry, steps_between(times, states, jnp.where(ready, count, 0), stop))
+        j = jnp.where(stacked, j, first - 1)
+        top = stack.top - stacked.astype(jnp.int32)
+        if levels:
+            put = lambda buffer, rows: jax.lax.dynamic_update_slice_in_dim(buffer, rows, top, 0)
+            keep = lambda buffer, rows: jnp.where(ready, buffer, put(buffer, rows))
+            stack = Stack(
+                keep(stack.times, times),
+                keep(stack.states, states),
+                keep(stack.gaps, jnp.broadcast_to(stride, (chunk,)).astype(jnp.int32)),
+                top + jnp.where(ready, 0, count),
+            )
+        return j, jnp.where(ready, times[0, ..., :2], stop), stack, carry
+
+    stop = row(record.times, record.size)[..., :2]
+    state = (record.size - 1, stop, stack, carry)
+    axes = varying_axes(*jax.tree.leaves((state, record, replay.task.p)))
+    return while_loop(lambda s: (s[0] >= 0) | (s[2].top > 0), body, vary(state, axes))[3]
+
+
+def _levels(replay: Replay) -> int:
+    """How often the steps between two rows may have to be divided before they fit into a chunk."""
+    if not replay.strided:
+        return 0
+    rows = replay.record.times.shape[0]
+    # halving leaves at least half of the rows in use
+    gap = max(1, 2 * replay.settings.max_steps / rows)
+    return max(0, math.ceil(math.log(gap) / math.log(replay.chunk) - 1e-9) - 1)
+
+
+def reached(record: Record, lanes: Lanes, ts, t0, t1):
+    """Whether each saved time ([lanes], m) was reached, in the order in which it was asked for."""
+
+    def one(ts, t0, t1, t_end):
+        if ts.shape[0] == 0:
+            return jnp.zeros(0, bool)
+        return in_order(ts, t0, t1) & (direction(t0, t1) * (ts - t_end) <= 0)
+
+    return lanes.map(one)(ts, t0, t1, lanes.row(record.times, record.size)[..., 0])
+
+
+def steps_at(replay: Replay, ts) -> tuple[Any, Any, Any]:
+    """The steps that hold the times ts ([lanes], m), in any order: times ([lanes], m, 3), states, whether inside."""
+    record, lanes = replay.record, replay.lanes
+    out = lanes.map(
+        lambda *args: _steps_at_one(replay, *args), (replay.task.p_axes, 0, 1, 1, 0, 0, replay.options_axes)
+    )
+    return out(replay.task.p, ts, record.times, record.states, replay.task.t0, replay.task.t1, replay.options)
+
+
+def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
+    """The same for one lane: one cursor for each time."""
+    record, sign = replay.record, direction(t0, t1)
+    rows = jnp.arange(times.shape[0])
+    known = jnp.where(rows <= record.size, sign * times[:, 0], jnp.inf)
+    row = jnp.clip(jnp.searchsorted(known, sign * ts, side="right") - 1, 0, record.size)
+    after = jnp.minimum(row + 1, record.size)
+    stop = times[after, :2]
+    start = times[row]
+    dt = (stop[:, 0] - start[:, 0]) + (stop[:, 1] - start[:, 1])
+    found_times, found = jnp.concatenate([start[:, :2], dt[:, None]], axis=1), states[row]
+    if replay.strided:
+        one = replay._replace(lanes=Lanes(ts.shape[0]), task=replay.task._replace(p=p, p_axes=None))
+        step = stepper(replay.settings, one.task, None, one.lanes)
+        axes = varying_axes(*jax.tree.leaves((start, states, ts, p)))
+        lane = cursor(one, start, states[row], stop)
+        lane = lane._replace(code=jnp.where(record.stride == 1, ReturnCode.Success, lane.code).astype(jnp.int32))
+
+        def body(state):
+            lane, at, u = state
+            trial, new = step(p, lane, stop[:, 0], options, stop[:, 1])
+            here = jnp.stack([lane.t, lane.t_lo, trial.dt], axis=-1)
+            passed = trial.accepted & (sign * ((ts - trial.t) - trial.t_lo) <= 0)
+            at = jnp.where(trial.accepted[:, None], here, at)
+            u = jnp.where(trial.accepted[:, None], lane.u, u)
+            code = jnp.where(passed, ReturnCode.Success, new.code).astype(jnp.int32)
+            return new._replace(code=code), at, u
+
+        state = vary((lane, found_times, found), axes)
+        _, found_times, found = while_loop(lambda s: jnp.any(s[0].code == RUNNING), body, state)
+    t_end = times[record.size, 0]
+    slack = 4 * jnp.finfo(ts.dtype).eps * jnp.abs(ts)
+    inside = (sign * (ts - t0) >= -slack) & (sign * (ts - t_end) <= slack)
+    return found_times, found, inside
+
+
+def theta_in(times, ts):
+    """theta in [0, 1] of times ts within steps (.., 3); 0 in a step of no length."""
+    t, t_lo, dt = times[..., 0], times[..., 1], times[..., 2]
+    theta = ((ts - t) - t_lo) / jnp.where(dt == 0, 1, dt)
+    return jnp.where(dt == 0, 0, jnp.clip(theta, 0, 1))
