@@ -61,9 +61,7 @@ def hoist(fun: Callable, *args, axes: frozenset = frozenset()) -> Hoisted:
     shapes = vary(args, axes) if axes else jax.tree.map(abstract, args)
     with _automatic_mesh():
         closed = jax.make_jaxpr(fun)(*shapes)
-    jaxpr = closed.jaxpr
-    pure = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=_no_names(jaxpr))
-    return Hoisted(jex.ClosedJaxpr(pure, []), list(closed.consts))
+    return Hoisted(_without_consts(closed), list(closed.consts))
 
 
 def _automatic_mesh():
@@ -98,12 +96,42 @@ def evaluate(closed, *operands) -> list:
         name = eqn.primitive.name
         if name in ("jit", "pjit"):
             outs = evaluate(eqn.params["jaxpr"], *inputs)
+        elif name == "dot_general" and _small_dot(eqn):
+            outs = [_multiply_and_sum(eqn, *inputs)]
         elif name in ("pvary", "pcast") and "axes" in eqn.params:
             outs = [vary(x, frozenset(eqn.params["axes"])) for x in inputs]
         else:
             outs = _bind(eqn, inputs)
         values.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+_SMALL_DOT = 1024  # multiplications
+
+
+def _small_dot(eqn) -> bool:
+    """Whether a product of arrays is so small that elementwise work is no slower: it keeps loops free of libraries."""
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    lhs, out = eqn.invars[0].aval, eqn.outvars[0].aval
+    count = out.size
+    for d in contracted:
+        count *= lhs.shape[d]
+    plain = {v.aval.dtype for v in (*eqn.invars, *eqn.outvars)} == {out.dtype}
+    return 0 < count <= _SMALL_DOT and plain
+
+
+def _multiply_and_sum(eqn, x, y):
+    """`dot_general` by multiplications and one sum; dimensions of the result: batch, free of x, free of y."""
+    (x_sum, y_sum), (x_batch, y_batch) = eqn.params["dimension_numbers"]
+    free = lambda a, taken: [d for d in range(a.ndim) if d not in taken]
+    x_free, y_free = free(x, (*x_sum, *x_batch)), free(y, (*y_sum, *y_batch))
+    x = jnp.transpose(x, (*x_batch, *x_free, *x_sum))
+    y = jnp.transpose(y, (*y_batch, *y_free, *y_sum))
+    n = len(x_batch)
+    x = jnp.expand_dims(x, range(n + len(x_free), n + len(x_free) + len(y_free)))
+    y = jnp.expand_dims(y, range(n, n + len(x_free)))
+    x, y = vary((x, y), varying_axes(x, y))
+    return jnp.sum(x * y, axis=tuple(range(n + len(x_free) + len(y_free), x.ndim)))
 
 
 def _bind(eqn, inputs) -> list:
@@ -298,6 +326,115 @@ def vary(tree, axes: frozenset):
 def while_loop(cond, body, init):
     """`jax.lax.while_loop` whose carry varies along every manual axis that any part of it varies along."""
     return jax.lax.while_loop(cond, body, vary(init, varying_axes(*jax.tree.leaves(init))))
+
+
+def compiled_whole(fun: Callable, *args, otherwise: Callable | None = None):
+    """`fun(*args)`; on a CPU, compiled to one native function where that is known to work, else `otherwise(*args)`.
+
+    XLA:CPU runs a loop as one function only where an iteration touches less than about 1 KB; otherwise each fusion is
+    a call of its own, which costs small problems a factor of 3 to 12. A call that carries the attribute by which XLA
+    marks such loops itself is compiled in the same way, whatever its size. XLA cannot do this for every operation, and
+    ends the process where it cannot, so only programs made of `_WHOLE` operations on small arrays are marked; all
+    others, and those of a JAX newer than what was tested, run as they always do.
+    """
+    otherwise = fun if otherwise is None else otherwise
+    leaves, tree = jax.tree.flatten(args)
+    here = _WHOLE_TESTED and jax.default_backend() == "cpu" and jax.sharding.get_abstract_mesh().empty
+    if not here or varying_axes(*leaves):
+        return otherwise(*args)
+    full = [i for i, x in enumerate(leaves) if x.size]  # an empty parameter could not be used, see below
+
+    def flat(*xs):
+        values = [jnp.zeros(x.shape, x.dtype) for x in leaves]
+        for i, x in zip(full, xs, strict=True):
+            values[i] = x
+        return fun(*jax.tree.unflatten(tree, values))
+
+    closed, shape = jax.make_jaxpr(flat, return_shape=True)(*(leaves[i] for i in full))
+    operands = [*closed.consts, *(leaves[i] for i in full)]
+    if any(not jnp.size(x) for x in operands) or not can_be_whole(closed.jaxpr):
+        return otherwise(*args)
+    # XLA expects the function to use each of its parameters: no constant may be moved into it, and none be dropped
+    operands = jax.lax.optimization_barrier([jnp.asarray(x) for x in operands])
+    run = jex.jaxpr_as_fun(_without_consts(closed))
+    whole = jax.make_jaxpr(lambda *xs: [*run(*xs), _touch(xs)])(*operands)
+    outs = _whole.bind(*operands, closed=whole)[:-1]
+    return jax.tree.unflatten(jax.tree.structure(shape), outs)
+
+
+def _touch(xs):
+    """A number that depends on every one of the arrays."""
+    firsts = [jnp.real(x.reshape(-1)[0] if x.ndim else x).astype(jnp.float32) for x in xs]
+    return sum(firsts, jnp.zeros((), jnp.float32))
+
+
+def _without_consts(closed):
+    """A jaxpr whose constants are its first arguments."""
+    jaxpr = closed.jaxpr
+    pure = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=_no_names(jaxpr))
+    return jex.ClosedJaxpr(pure, [])
+
+
+_WHOLE_TESTED = jax.__version_info__ < (0, 11)
+_WHOLE_SIZE = 2**14  # entries of arrays in elementwise arithmetic
+_WHOLE_REDUCED = 2**11  # entries of arrays that are reduced: XLA hands larger reductions to a library
+_WHOLE_ANY_SIZE = set(
+    "broadcast_in_dim cond copy copy_p dynamic_slice dynamic_update_slice empty jit pjit scan slice while".split()
+)
+_WHOLE = _WHOLE_ANY_SIZE | set(
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp concatenate conj convert_element_type "
+    "cos cosh custom_jvp_call custom_vjp_call div eq erf erfc exp exp2 expand_dims expm1 floor ge gt imag "
+    "integer_pow iota is_finite le log log1p logistic lt max min mul ne neg nextafter not or pad pow real reduce_and reduce_max "
+    "reduce_min reduce_or reduce_prod reduce_sum rem reshape rev round rsqrt select_n sign sin sinh split sqrt square "
+    "squeeze stack stop_gradient sub tan tanh transpose unstack xor".split()
+)
+
+
+def can_be_whole(jaxpr) -> bool:
+    """Whether XLA:CPU is known to compile this program to one native function."""
+    if jaxpr.effects:
+        return False
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name not in _WHOLE:
+            return False
+        most = _WHOLE_REDUCED if name.startswith("reduce_") else _WHOLE_SIZE
+        sizes = [getattr(v.aval, "size", 0) for v in (*eqn.invars, *eqn.outvars)]
+        if name not in _WHOLE_ANY_SIZE and max(sizes, default=0) > most:
+            return False
+    return all(can_be_whole(inner) for inner in subjaxprs(jaxpr))
+
+
+_whole = jex.Primitive("compiled_whole")
+_whole.multiple_results = True
+_whole.def_impl(lambda *operands, closed: jax.jit(jex.jaxpr_as_fun(closed))(*operands))
+_whole.def_abstract_eval(lambda *avals, closed: closed.out_avals)
+
+
+def _lower_whole(ctx, *operands, closed):
+    outs = mlir.lower_fun(jax.jit(jex.jaxpr_as_fun(closed)), multiple_results=True)(ctx, *operands)
+    text = mlir.ir.StringAttr.get
+    marks: dict = {"inlineable": text("false"), "xla_cpu_small_call": text("true")}
+    for value in mlir.flatten_ir_values(outs):
+        call: Any = value.owner
+        if getattr(call, "name", "") == "func.call":
+            call.attributes["mhlo.frontend_attributes"] = mlir.ir.DictAttr.get(marks)
+    return outs
+
+
+mlir.register_lowering(
+    _whole, mlir.lower_fun(lambda *operands, closed: jex.jaxpr_as_fun(closed)(*operands), multiple_results=True)
+)
+mlir.register_lowering(_whole, _lower_whole, platform="cpu")
+
+
+def _batch_whole(operands, dims, *, closed):
+    """A batched program is no longer small: it runs as any other."""
+    outs = jax.vmap(jex.jaxpr_as_fun(closed), dims)(*operands)
+    return outs, [0] * len(outs)
+
+
+batching.primitive_batchers[_whole] = _batch_whole
 
 
 def count_down(count, body, init):

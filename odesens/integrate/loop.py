@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..extension import vary, varying_axes, while_loop
+from ..extension import compiled_whole, vary, varying_axes, while_loop
 from ..methods import explicit
 from ..methods.controller import PIDController, initial_step
 from ..methods.tableaus import Tableau
@@ -290,7 +290,7 @@ def integrate(
     axes = varying_axes(*jax.tree.leaves((lane, task.t0, task.t1)))
     state = vary((lane, us, rec), axes)
     if rec is None or record > settings.max_steps:
-        state = while_loop(running, body, state)
+        state = compiled_whole(lambda state: while_loop(running, body, state), state)
     else:
         full = lambda state: state[2].row >= record
 
@@ -298,7 +298,7 @@ def integrate(
             state = (*state[:2], state[2].halve())
             return while_loop(lambda s: running(s) & ~full(s), body, state)
 
-        state = while_loop(lambda s: running(s) | full(s), fill, state)
+        state = compiled_whole(lambda state: while_loop(lambda s: running(s) | full(s), fill, state), state)
     lane, us, rec = state
     if m:
         us = jnp.where(lanes.map(in_order)(task.ts, task.t0, task.t1)[..., None], us, jnp.nan)

@@ -129,13 +129,9 @@ def backwards(replay: Replay, visit, carry):
         top = stack.top - stacked.astype(jnp.int32)
         if levels:
             put = lambda buffer, rows: jax.lax.dynamic_update_slice_in_dim(buffer, rows, top, 0)
-            keep = lambda buffer, rows: jnp.where(ready, buffer, put(buffer, rows))
-            stack = Stack(
-                keep(stack.times, times),
-                keep(stack.states, states),
-                keep(stack.gaps, jnp.broadcast_to(stride, (chunk,)).astype(jnp.int32)),
-                top + jnp.where(ready, 0, count),
-            )
+            gaps = jnp.broadcast_to(stride, (chunk,)).astype(jnp.int32)
+            push = lambda s: Stack(put(s.times, times), put(s.states, states), put(s.gaps, gaps), top + count)
+            stack = jax.lax.cond(ready, lambda s: s._replace(top=top), push, stack)
         return j, jnp.where(ready, times[0, ..., :2], stop), stack, carry
 
     stop = row(record.times, record.size)[..., :2]

@@ -7,8 +7,11 @@ Owns: stages, solution, error estimate and dense output of a tableau. Must not k
 Source: Hairer, Norsett, Wanner, Solving Ordinary Differential Equations I, sections II.1, II.4 and II.6.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .tableaus import Tableau
 
@@ -16,8 +19,10 @@ ROLL_ABOVE = 200  # operations in all stages together above which they are a loo
 
 
 def _combine(weights, k):
-    """sum_i weights_i k_i as elementwise work: a library call here would keep small loops from being compiled whole."""
-    return jnp.sum(jnp.expand_dims(weights, tuple(range(1, k.ndim))) * k, axis=0)
+    """sum_i weights_i k_i, term by term: a reduction or a product would be a library call where k is large."""
+    known = isinstance(weights, np.ndarray)
+    terms = [w * k[i] for i, w in enumerate(weights) if not known or w != 0]
+    return functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(k[0])
 
 
 def stage_times(tableau: Tableau, t, t_lo, dt, t_stop):
@@ -33,7 +38,7 @@ def _fill(tableau: Tableau, f, times, u, dt, k: list, last: int, roll: bool):
     if not roll:
         for i in range(first, last):
             row = tableau.A[i]
-            v = u + h * sum(jnp.asarray(row[j], u.dtype) * k[j] for j in range(i) if row[j] != 0)
+            v = u + h * _combine(np.asarray(row[:i], u.dtype), k)
             k = [*k, f(times[i], v)]
         return jnp.stack(k)
     known = jnp.stack([*k, *[jnp.zeros_like(u) * h] * (last - first)])
@@ -62,16 +67,21 @@ def extra_stages(tableau: Tableau, f, t, t_lo, u, dt, k, t_stop, *, roll: bool):
 
 def advance(tableau: Tableau, u, dt, k):
     """u1 = u + dt sum_i b_i k_i."""
-    return u + dt.astype(u.dtype) * _combine(jnp.asarray(tableau.B, u.dtype), k[: tableau.stages])
+    return u + dt.astype(u.dtype) * _combine(np.asarray(tableau.B, u.dtype), k)
+
+
+def dense_weights(tableau: Tableau, theta, dtype):
+    """b_i(theta) of all stages (stages + n_extra,), in powers of theta - 1/2, which lose fewer digits."""
+    x = theta.astype(dtype) - 0.5
+    weights = jnp.zeros(tableau.B_CENTRED.shape[0], dtype)
+    for column in reversed(tableau.B_CENTRED.T):
+        weights = weights * x + jnp.asarray(column, dtype)
+    return jnp.where(theta == 0, 0, weights)
 
 
 def interpolate(tableau: Tableau, u, dt, k, theta):
     """The dense output u(t + theta dt), theta in [0, 1], from all stages k (stages + n_extra, n)."""
-    x = theta.astype(u.dtype) - 0.5
-    weights = jnp.zeros(tableau.B_CENTRED.shape[0], u.dtype)
-    for column in reversed(tableau.B_CENTRED.T):
-        weights = weights * x + jnp.asarray(column, u.dtype)
-    return jnp.where(theta == 0, u, u + dt.astype(u.dtype) * _combine(weights, k))
+    return u + dt.astype(u.dtype) * _combine(dense_weights(tableau, theta, u.dtype), k)
 
 
 def error_norm(tableau: Tableau, u, u1, dt, k, abstol, reltol):
@@ -81,7 +91,7 @@ def error_norm(tableau: Tableau, u, u1, dt, k, abstol, reltol):
     scale = abstol + reltol * jnp.maximum(jnp.abs(u), jnp.abs(u1))
 
     def norm(b_err):
-        err = dt.astype(u.dtype) * _combine(jnp.asarray(b_err, u.dtype), k[: tableau.stages])
+        err = dt.astype(u.dtype) * _combine(np.asarray(b_err, u.dtype), k)
         return jnp.sqrt(jnp.mean(jnp.square(jnp.abs(err) / scale)))
 
     err = norm(tableau.B_ERR)

@@ -15,16 +15,15 @@ from dataclasses import replace as replace_fields
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ..extension import count_down, vary, varying_axes, while_loop
+from ..extension import compiled_whole, count_down, vary, varying_axes, while_loop
 from ..integrate.loop import Result, direction, integrate
 from ..integrate.record import Record, Steps, rows_for
 from ..integrate.replay import Replay, backwards, reached, steps_at, theta_in
 from ..methods import explicit
 from . import jacobians
 from .augment import Flow, augmented_task, replace, select, with_tangents
-
-SAVES_AT_ONCE = 64  # over all lanes
 
 
 def tangent(flow: Flow):
@@ -42,76 +41,68 @@ def interpolant(flow: Flow):
 
 
 def adjoint(flow: Flow, w, wanted: list[int]):
-    """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted parameter leaves; and a code."""
-    lanes, m = flow.lanes, flow.ts.shape[-1]
+    """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted parameter leaves; and a code.
+
+    One vjp of a step after the other, which is compiled to one native function where it can be; where it cannot, few
+    states and parameters have their steps linearised side by side.
+    """
     record = augmented(flow, record=True).record if flow.order else flow.record
     assert record is not None
-    w = poison(w, reached(record, lanes, flow.ts, flow.t0, flow.t1))
-    kind = jacobians.Pullback if jacobians.applies(flow, wanted) else Pullback
-    engine = kind(flow, wanted, one_step(flow), one_dense(flow))
-    blocks, n = 2**flow.order, flow.u0.shape[-1]
+    w = poison(w, reached(record, flow.lanes, flow.ts, flow.t0, flow.t1))
+    one_by_one = lambda flow, record, w: sweep(flow, record, w, InSequence(flow, wanted))
+    if jacobians.applies(flow, wanted):
+        at_once = lambda flow, record, w: sweep(
+            flow, record, w, jacobians.SideBySide(flow, wanted, one_step(flow), one_dense(flow))
+        )
+    else:
+        at_once = one_by_one
+    numbers = ("u0", "p", "aux", "t0", "t1", "ts", "options", "xs")
+    pick = lambda values: flow._replace(**dict(zip(numbers, values, strict=True)))
+    u_bar, p_bar = compiled_whole(
+        lambda values, record, w: one_by_one(pick(values), record, w),
+        [getattr(flow, name) for name in numbers],
+        record,
+        w,
+        otherwise=lambda values, record, w: at_once(pick(values), record, w),
+    )
+    return u_bar, p_bar, jnp.zeros_like(record.code)
 
+
+def sweep(flow: Flow, record: Record, w, engine):
+    """u_bar and p_bar by an engine that pulls cotangents through chunks of steps."""
+    lanes, m = flow.lanes, flow.ts.shape[-1]
+    blocks, n = 2**flow.order, flow.u0.shape[-1]
     # saves at the very end are values of the last state itself
     sign = lanes.map(direction)(flow.t0, flow.t1)[..., None]
     t_end = lanes.row(record.times, record.size)[..., :1]
     inner = sign * (flow.ts - t_end) < 0
     last = jnp.sum(jnp.where(inner[..., None], 0, w), axis=-2) if m else jnp.zeros_like(flow.u0)
-    lam = jnp.zeros((*flow.u0.shape[:-1], blocks, n), last.dtype).at[..., -1, :].set(last)
+    lam = jnp.concatenate([jnp.zeros((*last.shape[:-1], blocks - 1, n), last.dtype), last[..., None, :]], axis=-2)
     left = jnp.sum(inner, axis=-1, dtype=jnp.int32)
 
     def visit(carry, steps: Steps):
-        lam, p_bar, left = carry
         steps = steps._replace(states=steps.states.reshape(*steps.states.shape[:-1], blocks, n))
-        impulses = jnp.zeros_like(steps.states, dtype=lam.dtype)
-        if m:
-            impulses, p_bar, left = pull_saves(flow, engine, steps, w, impulses, p_bar, left)
-        lam, p_bar = engine.steps(steps, lam, impulses, p_bar)
-        return lam, p_bar, left
+        return engine.pull(steps, w, *carry)
 
     carry = (lam, engine.zero(), left)
     carry = vary(carry, varying_axes(*jax.tree.leaves((carry, w, flow.params))))
     lam, p_bar, _ = backwards(replay_of(flow, record), visit, carry)
-    return lam[..., 0, :], engine.leaves(p_bar), jnp.zeros_like(record.code)
+    return lam[..., 0, :], engine.leaves(p_bar)
 
 
-def pull_saves(flow: Flow, engine, steps: Steps, w, impulses, p_bar, left):
-    """Pull the cotangents of the saves within these steps, the last of the `left` ones that are still to be pulled."""
-    lanes, m = flow.lanes, flow.ts.shape[-1]
-    block = max(1, min(SAVES_AT_ONCE // (lanes.size or 1), m))
-    sign = lanes.map(direction)(flow.t0, flow.t1)[..., None]
-    first = steps.times[0, ..., 0][..., None]
-    backward = jnp.arange(block, dtype=jnp.int32)
+class InSequence:
+    """One vjp of a step's stages after the other, whatever the number of saves within the step.
 
-    def pick(left):
-        """The next saves to pull ([lanes], block), and which of them lie within these steps."""
-        j = left[..., None] - 1 - backward
-        at = jnp.maximum(j, 0)
-        ts = jnp.take_along_axis(flow.ts, at, axis=-1)
-        return at, ts, (j >= 0) & (sign * (ts - first) >= 0)
+    With k the stages of a step from z, the next state is z + dt sum_i b_i k_i and a save in it z + dt sum_i b_i(theta)
+    k_i: both are linear in (z, k), so their cotangents add up to one of (z, k).
+    """
 
-    def body(state):
-        impulses, p_bar, left = state
-        at, ts, due = pick(left)
-        find = lambda rows, ts, sign: jnp.searchsorted(sign * rows, sign * ts, side="right") - 1
-        row = lanes.map(find, (1, 0, 0))(steps.times[..., 0], ts, sign)
-        row = jnp.clip(row, 0, jnp.maximum(steps.count - 1, 0))
-        times, z = lanes.gather(steps.times, row), lanes.gather(steps.states, row)
-        w_due = jnp.where(due[..., None], jnp.take_along_axis(w, at[..., None], axis=-2), 0)
-        z_bar, p_bar = engine.saves(z, times, theta_in(times, ts), w_due, p_bar)
-        impulses = lanes.scatter(impulses, row, jnp.where(due[..., None, None], z_bar, 0))
-        return impulses, p_bar, left - jnp.sum(due, axis=-1, dtype=jnp.int32)
-
-    return while_loop(lambda s: jnp.any(pick(s[2])[2]), body, (impulses, p_bar, left))
-
-
-class Pullback:
-    """One vjp of a step after the other: for many states or parameters."""
-
-    def __init__(self, flow: Flow, wanted: list[int], step, dense):
+    def __init__(self, flow: Flow, wanted: list[int]):
         self.flow, self.wanted = flow, wanted
-        self.p = select(flow.p, wanted)
-        self.dense = flow.lanes.map(jax.vmap(dense, (0, None, 0, 0, None)), (0, flow.params_axes, 0, 0, 0))
-        self.step = flow.lanes.map(step, (0, flow.params_axes, 0, 0))
+
+    @property
+    def p(self) -> list:
+        return select(self.flow.p, self.wanted)
 
     def zero(self):
         return jax.tree.map(jnp.zeros_like, self.p)
@@ -119,25 +110,54 @@ class Pullback:
     def leaves(self, p_bar) -> list:
         return p_bar
 
-    def saves(self, z, times, theta, w, p_bar):
-        """Cotangents of the states ([lanes], m, 2^k, n) that saves within steps from there start from."""
-        at = lambda z, p: self.dense(z, replace(self.flow.params, self.wanted, p), times, theta, self.flow.t1)
-        z_bar, dp = jax.vjp(at, z, self.p)[1](w)
-        return z_bar, jax.tree.map(jnp.add, p_bar, dp)
+    def pull(self, steps: Steps, w, lam, p_bar, left):
+        flow, tableau = self.flow, self.flow.settings.tableau
+        lanes, m = flow.lanes, flow.ts.shape[-1]
+        extra = tableau.n_extra if m else 0
+        last = jnp.asarray(np.arange(2**flow.order) == 2**flow.order - 1, lam.dtype)  # a save is of the last block
 
-    def steps(self, steps: Steps, lam, impulses, p_bar):
-        row = self.flow.lanes.row
+        def due(ts, left, t, t0, t1):
+            return (left > 0) & (direction(t0, t1) * (ts[jnp.maximum(left - 1, 0)] - t) >= 0)
+
+        def save(state, ts, w, times, is_due):
+            """Add the cotangents of one save to those of z and of its stages."""
+            z_bar, k_bar, left = state
+            j = jnp.maximum(left - 1, 0)
+            weights = explicit.dense_weights(tableau, theta_in(times, ts[j]), k_bar.dtype)
+            here = jnp.where(is_due, w[j], 0)
+            in_k = times[2].astype(k_bar.dtype) * weights[:, None] * here
+            return z_bar + last[:, None] * here, k_bar + last[:, None, None] * in_k, left - is_due.astype(jnp.int32)
+
+        def start(lam, times):
+            """The cotangents of z and of its stages (2^k, stages, n) that come from the next state."""
+            b = jnp.asarray(tableau.B, lam.dtype) * times[2].astype(lam.dtype)
+            k_bar = b[:, None] * jnp.where(times[2] == 0, 0, lam)[:, None, :]
+            return lam, jnp.pad(k_bar, [(0, 0), (0, extra), (0, 0)])
 
         def body(i, carry):
-            lam, p_bar = carry
-            times = row(steps.times, i)
-            idle = (times[..., 2] == 0)[..., None, None]
-            at = lambda z, p: self.step(z, replace(self.flow.params, self.wanted, p), times, self.flow.t1)
-            z_bar, dp = jax.vjp(at, row(steps.states, i), self.p)[1](jnp.where(idle, 0, lam))
-            lam = jnp.where(idle, lam, z_bar) + row(impulses, i)
-            return lam, jax.tree.map(jnp.add, p_bar, dp)
+            lam, p_bar, left = carry
+            times, z = lanes.row(steps.times, i), lanes.row(steps.states, i)
+            z_bar, k_bar = lanes.map(start)(lam, times)
+            if m:
+                is_due = lambda left: lanes.map(due)(flow.ts, left, times[..., 0], flow.t0, flow.t1)
+                add = lambda s: lanes.map(save)(s, flow.ts, w, times, is_due(s[2]))
+                any_due = jnp.any(is_due(left))
+                z_bar, k_bar, left = while_loop(lambda s: jnp.any(is_due(s[2])), add, (z_bar, k_bar, left))
 
-        return count_down(steps.count, body, (lam, p_bar))
+            def pulled(extra, k_bar):
+                stages = lanes.map(all_stages(flow, extra), (0, flow.params_axes, 0, 0))
+                at = lambda z, p: stages(z, replace(flow.params, self.wanted, p), times, flow.t1)
+                return jax.vjp(at, z, self.p)[1](k_bar)
+
+            main = k_bar[..., : tableau.stages, :]
+            if extra:  # they are zero, and not evaluated, where no lane has a save
+                dz, dp = jax.lax.cond(any_due, lambda: pulled(True, k_bar), lambda: pulled(False, main))
+            else:
+                dz, dp = pulled(False, main)
+            idle = (times[..., 2] == 0)[..., None, None]
+            return z_bar + jnp.where(idle, 0, dz), jax.tree.map(jnp.add, p_bar, dp), left
+
+        return count_down(steps.count, body, (lam, p_bar, left))
 
 
 # ---------------------------------------------------------------- the maps
@@ -169,6 +189,23 @@ def one_dense(flow: Flow):
             return explicit.interpolate(tableau, u, dt, k, theta)
 
         return with_tangents(value, flow.order)(z, params["p"], params["xs"])[-1]
+
+    return one
+
+
+def all_stages(flow: Flow, extra: bool):
+    """The stages of one lane's step as a map of z (2^k, n), params, times (3,) and the end time: (2^k, stages, n)."""
+    tableau, roll = flow.settings.tableau, flow.settings.roll
+
+    def one(z, params, times, t1):
+        def stages(u, p):
+            k = _stages(flow, params["aux"], u, p, times, t1)
+            if not extra:
+                return k
+            f = lambda t, u: flow.field(t, u, p, params["aux"])
+            return explicit.extra_stages(tableau, f, times[0], times[1], u, times[2], k, t1, roll=roll)
+
+        return with_tangents(stages, flow.order)(z, params["p"], params["xs"])
 
     return one
 

@@ -14,12 +14,14 @@ import math
 import jax
 import jax.numpy as jnp
 
-from ..extension import count_down, vary, varying_axes
+from ..extension import count_down, vary, varying_axes, while_loop
+from ..integrate.loop import direction
 from ..integrate.record import Steps
+from ..integrate.replay import theta_in
 from .augment import Flow, replace, select
 
 DIRECTIONS_MAX = 24  # directions (2^k n + wanted parameters) up to which this is used
-CHUNK = 64  # steps linearised at once, over all lanes
+CHUNK = 64  # steps or saves linearised at once, over all lanes
 
 
 def applies(flow: Flow, wanted: list[int]) -> bool:
@@ -62,7 +64,7 @@ def transposed_jacobian(flow: Flow, wanted: list[int], fn):
     return jacobian
 
 
-class Pullback:
+class SideBySide:
     """The steps of a chunk linearised side by side; p_bar is one vector ([lanes], P) until the end."""
 
     def __init__(self, flow: Flow, wanted: list[int], step, dense):
@@ -79,17 +81,47 @@ class Pullback:
     def leaves(self, p_bar) -> list:
         return _split(self.flow, self.wanted, p_bar)
 
-    def saves(self, z, times, theta, w, p_bar):
-        """Cotangents of the states ([lanes], m, 2^k, n) that saves within steps from there start from."""
-        g = self.dense(z, self.flow.params, times, theta, self.flow.t1)
-        bar = jnp.where(jnp.any(w != 0, axis=-1, keepdims=True), _apply(g, w), 0)
-        return bar[..., : self.n].reshape(z.shape), p_bar + jnp.sum(bar[..., self.n :], axis=-2)
+    def pull(self, steps: Steps, w, lam, p_bar, left):
+        impulses = jnp.zeros((*steps.states.shape[:-2], self.n), lam.dtype)
+        if self.flow.ts.shape[-1]:
+            impulses, p_bar, left = self._saves(steps, w, impulses, p_bar, left)
+        lam, p_bar = self._steps(steps, lam, impulses, p_bar)
+        return lam, p_bar, left
 
-    def steps(self, steps: Steps, lam, impulses, p_bar):
+    def _saves(self, steps: Steps, w, impulses, p_bar, left):
+        """Pull the cotangents of the saves within these steps, the last of the `left` ones still to be pulled."""
+        flow, lanes = self.flow, self.flow.lanes
+        block = max(1, min(CHUNK // (lanes.size or 1), flow.ts.shape[-1]))
+        sign = lanes.map(direction)(flow.t0, flow.t1)[..., None]
+        first = steps.times[0, ..., 0][..., None]
+
+        def pick(left):
+            """The next saves to pull ([lanes], block), and which of them lie within these steps."""
+            j = left[..., None] - 1 - jnp.arange(block, dtype=jnp.int32)
+            at = jnp.maximum(j, 0)
+            ts = jnp.take_along_axis(flow.ts, at, axis=-1)
+            return at, ts, (j >= 0) & (sign * (ts - first) >= 0)
+
+        def body(state):
+            impulses, p_bar, left = state
+            at, ts, due = pick(left)
+            find = lambda rows, ts, sign: jnp.searchsorted(sign * rows, sign * ts, side="right") - 1
+            row = lanes.map(find, (1, 0, 0))(steps.times[..., 0], ts, sign)
+            row = jnp.clip(row, 0, jnp.maximum(steps.count - 1, 0))
+            times, z = lanes.gather(steps.times, row), lanes.gather(steps.states, row)
+            w_due = jnp.where(due[..., None], jnp.take_along_axis(w, at[..., None], axis=-2), 0)
+            g = self.dense(z, flow.params, times, theta_in(times, ts), flow.t1)
+            bar = jnp.where(jnp.any(w_due != 0, axis=-1, keepdims=True), _apply(g, w_due), 0)
+            impulses = lanes.scatter(impulses, row, bar[..., : self.n])
+            left = left - jnp.sum(due, axis=-1, dtype=jnp.int32)
+            return impulses, p_bar + jnp.sum(bar[..., self.n :], axis=-2), left
+
+        return while_loop(lambda s: jnp.any(pick(s[2])[2]), body, (impulses, p_bar, left))
+
+    def _steps(self, steps: Steps, lam, impulses, p_bar):
         n, rows, dtype = self.n, steps.states.shape[0], lam.dtype
         shape = lam.shape
         lam = lam.reshape(*shape[:-2], n)
-        impulses = impulses.reshape(*impulses.shape[:-2], n)
         at_once = max(1, min(CHUNK // (self.flow.lanes.size or 1), rows))
         stay = jnp.concatenate([jnp.eye(n, dtype=dtype), jnp.zeros((p_bar.shape[-1], n), dtype)])
 
