@@ -82,7 +82,7 @@ def collect(options) -> dict:
                 flag = ["--flag"] * options.flag
                 got = harness.child(__file__, "--child", peer, problem, *flag)
                 if got:
-                    got["error"] = harness.relative_error(got.pop("gradient"), known)
+                    got["error"] = harness.achieved(got.pop("gradient"), known)
                     runs.setdefault(problem, {}).setdefault(peer, []).append(got)
                     print(f"{problem}: {peer} {got['wall']:.2f} s", flush=True)
     return runs
@@ -96,7 +96,7 @@ def table(runs: dict) -> str:
             base = middle.get("diffrax")
             ratio = f"{part['wall'] / base['wall']:.2f}" if base else "-"
             times = [f"{part[k]:.3g}" for k in PARTS]
-            lines.append([f"{problem}, {peer}", *times, ratio, f"{part['error']:.1e}", len(peers[peer])])
+            lines.append([f"{problem}, {peer}", *times, ratio, harness.digits(part["error"]), len(peers[peer])])
     return harness.markdown(["seconds", *PARTS, "wall / diffrax", "error of gradient", "processes"], lines)
 
 

@@ -86,7 +86,9 @@ def main():
         engines=(False, "odesens' other sensitivity algorithms too"),
         tolerances=("", "comma-separated"),
     )
-    tolerances = [float(x) for x in options.tolerances.split(",") if x] or TOLERANCES[: 2 if options.quick else None]
+    tolerances = [float(x) for x in options.tolerances.split(",") if x] or TOLERANCES[
+        : 2 - options.engines if options.quick else None
+    ]
     more = {f"odesens Tsit5 {engine}": harness.odesens(PROBLEM, "Tsit5", engine) for engine in ENGINES}
     reference = scipy_solution(1e-13)
     points = harness.work_precision(PEERS | (more if options.engines else {}), reference, tolerances, options)

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def attempt(name: str, run: Callable):
         note(f"{name} left out: {error.name or error} is not installed")
     except Exception as error:
         lines = [x.strip() for x in str(error).splitlines() if x.strip()]
-        note(f"{name} failed: {type(error).__name__}: {(lines[-1] if lines else '')[:200]}")
+        note(f"{name} failed: {type(error).__name__}: {(lines or [''])[-1][:200]}")
     return None
 
 
@@ -238,6 +239,12 @@ def relative_error(x, reference) -> float:
     return float(np.linalg.norm((x - reference).ravel()) / np.linalg.norm(reference.ravel()))
 
 
+def achieved(value, reference) -> float | None:
+    """Relative error of a pytree of arrays as one vector; None where it is not finite."""
+    error = relative_error(flat(value), flat(reference))
+    return error if math.isfinite(error) else None
+
+
 def at_error(points: list, error: float) -> float | None:
     """Seconds at an achieved error, from (error, seconds) points, linear in logarithms; None outside their range."""
     known = sorted((np.log10(e), np.log10(t)) for e, t in points if e and t)
@@ -295,18 +302,15 @@ def work_precision(peers: dict, reference: dict, tolerances: list, options) -> d
             if made is None:
                 continue
             for what, (run, value, first) in made.items():
-                error = relative_error(flat(value), flat(reference[what]))
-                facts[name, what] = (error if np.isfinite(error) and error > 0 else None), first
+                facts[name, what] = achieved(value, reference[what]), first
                 ready[name, what] = run
         times = interleaved(ready, options.seconds)
         for name in dict.fromkeys(name for name, _ in ready):
             pairs = [(facts[name, what][0], times[name, what]) for what in reference]
             row = [tol, *sum(pairs, ()), *(facts[name, what][1] for what in reference)]
             points.setdefault(name, []).append(row)
-            shown = "".join(
-                f"  {w} {duration(t)} error {e or math.nan:.1e}" for w, (e, t) in zip(reference, pairs, strict=True)
-            )
-            print(f"{tol:.0e}  {name:36s}{shown}", flush=True)
+            told = [f"{w} {duration(t)} error {digits(e)}" for w, (e, t) in zip(reference, pairs, strict=True)]
+            print(f"{tol:.0e}  {name:36s}", *told, sep="  ", flush=True)
     return points
 
 
@@ -326,6 +330,10 @@ def duration(seconds: float | None) -> str:
         if seconds < 999.5 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
+
+
+def digits(x: float | None) -> str:
+    return "none" if x is None else f"{x:.1e}"
 
 
 def markdown(heads: list, lines: list) -> str:
@@ -370,8 +378,8 @@ def child(script: str, *args, seconds: float = 900) -> dict | None:
         return note(f"{name} left out: not done after {seconds:g} seconds")
     wall = time.perf_counter() - start
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["?"])[-1]
-        return note(f"{name} left out: {'killed' if done.returncode < 0 else last[:200]}")
+        lines = [x for x in done.stderr.splitlines() if re.match(r"[\w.]+(Error|Exception|Exit)\b", x)]
+        return note(f"{name} left out: {'killed' if done.returncode < 0 else (lines or ['failed'])[-1][:200]}")
     return {"wall": wall, **json.loads(done.stdout.strip().splitlines()[-1])}
 
 
