@@ -9,7 +9,7 @@ largest relative one of a single component. Reference: SciPy's DOP853, adjoint e
 
 What is timed: the warm gradient at four tolerances with one compilation (tolerances are arguments), interleaved over
 the algorithms; the first call is tracing and compilation. The table has times at equal achieved error, that which
-DiscreteAdjoint has at 1e-6. ForwardSensitivity is left out above `--forward` states of its augmented equation.
+DiscreteAdjoint has at 1e-6 (the least time of an algorithm that is more exact at every tolerance). ForwardSensitivity is left out above `--forward` states of its augmented equation.
 """
 
 import harness
@@ -38,7 +38,7 @@ def network(n: int, n_p: int) -> harness.Problem:
     return harness.Problem(field(n, n_p), r.normal(size=n), p, 2.0, loss=lambda u: jnp.mean(u**2), wrt=(0, 1))
 
 
-def diffusion(cells: int = 100) -> harness.Problem:
+def diffusion(cells: int) -> harness.Problem:
     """u_t = k u_xx + a - b u with u = 0 at both ends; p = (k, a, b)."""
     x = np.arange(1, cells + 1) / (cells + 1)
 
@@ -80,7 +80,7 @@ def measure(name: str, case: harness.Problem, options, error_of) -> dict:
         made = harness.attempt(f"{name}, {engine}", lambda run=run: harness.first_call(lambda: run(MIDDLE)))
         if made is not None:
             ready[engine], out[engine] = run, {"first": made[1], "points": []}
-    for tol in TOLERANCES:
+    for tol in TOLERANCES[1:4] if options.quick else TOLERANCES:
         times = harness.interleaved({e: lambda run=run, t=tol: run(t) for e, run in ready.items()}, options.seconds)
         for engine, run in ready.items():
             out[engine]["points"].append([tol, error_of(run(tol), known), times[engine]])
@@ -89,11 +89,19 @@ def measure(name: str, case: harness.Problem, options, error_of) -> dict:
     return out
 
 
+def within(points: list, error: float) -> float | None:
+    """Seconds at an achieved error; the least of them where every error is smaller."""
+    known = [(e, t) for e, t in points if e]
+    if known and max(e for e, _ in known) < error:
+        return min(t for _, t in known)
+    return harness.at_error(known, error)
+
+
 def line(name: str, measured: dict) -> list:
     """One row of the table: time at the error of DiscreteAdjoint at 1e-6, then (first call; error at 1e-6)."""
     middle = {e: next(r for r in x["points"] if r[0] == MIDDLE) for e, x in measured.items()}
     target = middle.get("DiscreteAdjoint", [None] * 3)[1]
-    times = {e: target and harness.at_error([r[1:] for r in x["points"]], target) for e, x in measured.items()}
+    times = {e: target and within([r[1:] for r in x["points"]], target) for e, x in measured.items()}
     known = {e: t for e, t in times.items() if t}
     cells = []
     for engine in ENGINES:
@@ -108,10 +116,11 @@ def line(name: str, measured: dict) -> list:
 
 def cases(options) -> dict:
     states, parameters = ([int(x) for x in text.split(",")] for text in (options.states, options.parameters))
+    cells = 10 if options.quick else 100
     if options.quick:
         states, parameters = states[:1], parameters[1:2]
     found = {f"n = {n}, n_p = {k}": (network, (n, k), harness.achieved) for n in states for k in parameters}
-    return found | {"diffusion, 100 cells, worst component": (diffusion, (), worst_component)}
+    return found | {f"diffusion, {cells} cells, worst component": (diffusion, (cells,), worst_component)}
 
 
 def main():

@@ -86,9 +86,8 @@ def main():
         engines=(False, "odesens' other sensitivity algorithms too"),
         tolerances=("", "comma-separated"),
     )
-    tolerances = [float(x) for x in options.tolerances.split(",") if x] or TOLERANCES[
-        : 2 - options.engines if options.quick else None
-    ]
+    few = TOLERANCES[: 2 - options.engines] if options.quick else TOLERANCES
+    tolerances = [float(x) for x in options.tolerances.split(",") if x] or few
     more = {f"odesens Tsit5 {engine}": harness.odesens(PROBLEM, "Tsit5", engine) for engine in ENGINES}
     reference = scipy_solution(1e-13)
     points = harness.work_precision(PEERS | (more if options.engines else {}), reference, tolerances, options)

@@ -341,24 +341,27 @@ def markdown(heads: list, lines: list) -> str:
     return "\n".join("| " + " | ".join(str(x) for x in row) + " |" for row in rows)
 
 
-def table(points: dict, errors: list, base: str, what=("solve", "gradient")) -> str:
+def table(points: dict, errors: list | dict, base: str, what=("solve", "gradient")) -> str:
     """Times at equal achieved error, in brackets the ratio to the base; the first call at the first tolerance.
+
+    errors: one list, or one for each program.
 
     With a solve and a gradient, a last column has the gradient's time by that of its own solve, at the same tolerance.
     """
-    heads = ["time (ratio)", *(f"{w} at {e:.0e}" for w in what for e in errors), *(f"first {w}" for w in what)]
+    errors = errors if isinstance(errors, dict) else dict.fromkeys(what, errors)
+    heads = ["time (ratio)", *(f"{w} at {e:.0e}" for w in what for e in errors[w]), *(f"first {w}" for w in what)]
     both = len(what) == 2
     at = lambda rows, i, e: at_error([(r[i], r[i + 1]) for r in rows], e)
     lines = []
     for name, rows in points.items():
         cells = []
-        for i in range(1, 2 * len(what), 2):
-            for e in errors:
+        for i, w in zip(range(1, 2 * len(what), 2), what, strict=True):
+            for e in errors[w]:
                 mine, theirs = at(rows, i, e), at(points.get(base, []), i, e)
                 cells.append(duration(mine) + (f" ({mine / theirs:.2f})" if mine and theirs else ""))
         cells += [duration(rows[0][2 * len(what) + 1 + k]) for k in range(len(what))]
         if both:
-            ratios = [at_error([(r[3], r[4] / r[2]) for r in rows], e) for e in errors]
+            ratios = [at_error([(r[3], r[4] / r[2]) for r in rows], e) for e in errors["gradient"]]
             cells.append(", ".join("-" if x is None else f"{x:.1f}" for x in ratios))
         lines.append([name, *cells])
     return markdown(heads + ["gradient / own solve"] * both, lines)
