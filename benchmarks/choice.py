@@ -9,7 +9,8 @@ largest relative one of a single component. Reference: SciPy's DOP853, adjoint e
 
 What is timed: the warm gradient at four tolerances with one compilation (tolerances are arguments), interleaved over
 the algorithms; the first call is tracing and compilation. The table has times at equal achieved error, that which
-DiscreteAdjoint has at 1e-6 (the least time of an algorithm that is more exact at every tolerance). ForwardSensitivity is left out above `--forward` states of its augmented equation.
+DiscreteAdjoint has at 1e-6 (the least time of an algorithm that is more exact at every tolerance).
+ForwardSensitivity is left out above `--forward` states of its augmented equation.
 """
 
 import harness
