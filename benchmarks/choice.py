@@ -7,7 +7,7 @@ parameters are repeated where they are too few for the weights), t in (0, 2), lo
 in p and u0; and one problem held by stability, 100 cells of diffusion with a source, for which the error is the
 largest relative one of a single component. Reference: SciPy's DOP853, adjoint equation.
 
-What is timed: the warm gradient at four tolerances with one compilation (tolerances are arguments), interleaved over
+What is timed: the warm gradient at five tolerances with one compilation (tolerances are arguments), interleaved over
 the algorithms; the first call is tracing and compilation. The table has times at equal achieved error, that which
 DiscreteAdjoint has at 1e-6 (the least time of an algorithm that is more exact at every tolerance).
 ForwardSensitivity is left out above `--forward` states of its augmented equation.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from gradient_lotka_volterra import PROBLEM, T1, TS, U0, P, field
 
-TOLERANCES = [1e-4, 1e-6, 1e-8]
+TOLERANCES = [1e-4, 1e-6, 1e-8, 1e-10]
 ERRORS = [1e-3, 1e-5, 1e-7]
 
 
