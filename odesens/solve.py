@@ -4,6 +4,7 @@ Owns: options and their defaults, validation before tracing, saved times. Must n
 """
 
 import dataclasses
+import functools
 import math
 import warnings
 from typing import Any
@@ -24,7 +25,7 @@ from .primitive import flow
 from .problem import ODEProblem, check_options, check_tspan
 from .saveat import as_array, concrete, saved_times
 from .sensealg import ContinuousAlgorithm, DiscreteAdjoint, SensitivityAlgorithm
-from .solution import ODESolution, Stats
+from .solution import ODESolution
 
 DEFAULTS = {
     "saveat": None,
@@ -106,30 +107,36 @@ def solve(
     params = as_params(prob.p if p is None else p)
     span = prob.tspan if tspan is None else check_tspan(tspan)
 
-    times = [x for x in jax.tree.leaves((span, merged["saveat"])) if isinstance(x, jax.Array)]
+    times = [x for x in jax.tree.leaves((span, merged["saveat"])) if isinstance(x, Tracer)]
     field, p_leaves, aux = trace_field(prob.f, u, params, varying_axes(*times))
     dtype = time_dtype(field.state.real_dtype, *span, merged["saveat"])
     t0, t1 = (as_time(t, dtype, name) for t, name in zip(span, ("t0", "t1"), strict=True))
     ts = saved_times(merged["saveat"], t0, t1, dtype)
     settings = make_settings(alg, field, merged)
     sensealg = check_sensealg(merged["sensealg"], settings)
-    names = tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(u))
-    call = Call(Spec(field, settings, sensealg, bool(merged["throw"]), names))
-
     u_leaves, u_tree = jax.tree.flatten(u)
+    names = tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(u))
+    spec = Spec(field, settings, sensealg, bool(merged["throw"]), names)
+
     numbers = make_options(merged, u, field.state, dtype)
-    empty = jnp.zeros(0, dtype)
-    ends = [t0, empty if ts is None else ts, *aux, jax.lax.stop_gradient(t1), *numbers]
-    head = [*u_leaves, *p_leaves, *(jnp.asarray(x) for x in ends)]
-    head = vary(head, varying_axes(*head, t1))
-    call = dataclasses.replace(call, mapped=(False,) * len(head))
+    empty = np.zeros(0, dtype)
+    end = jax.lax.stop_gradient(t1) if isinstance(t1, Tracer) else t1
+    head = [*u_leaves, *p_leaves, t0, empty if ts is None else ts, *aux, end, *numbers]  # NumPy where values are known
+    traced = [x for x in (*head, t1) if isinstance(x, Tracer)]
+    head = vary(head, varying_axes(*traced)) if traced else head
+    call = _call(spec, len(head), ts is not None and bool(merged["dense"]) and sensealg.residual == "mesh")
     if ts is None:
         return _solve_steps(call, head, t1, u_tree)
-    call = dataclasses.replace(call, emit_record=bool(merged["dense"]) and sensealg.residual == "mesh")
     outs = flow(call, *head)
     n = call.n_u
     record = outs[-RECORD:] if call.emit_record else None
-    return _wrap(call, head, record, head[call.i_ts], outs[:n], outs[n:], u_tree)
+    return _wrap(call, head, record, jnp.asarray(head[call.i_ts]), outs[:n], outs[n:], u_tree)
+
+
+@functools.lru_cache(maxsize=512)
+def _call(spec: Spec, operands: int, emit_record: bool) -> Call:
+    """The call T_0; the same object for equal calls, so that finding its compiled program is quick."""
+    return Call(spec, mapped=(False,) * operands, emit_record=emit_record)
 
 
 def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
@@ -177,10 +184,9 @@ def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
 
 def _wrap(call: Call, head, record, ts, us, info, u_tree) -> ODESolution:
     code, counts = info[0], info[1]
-    stats = Stats(nf=counts[2], naccept=counts[0], nreject=counts[1])
     u = jax.tree.unflatten(u_tree, us[: call.n_u])
-    call = dataclasses.replace(call, emit_record=False)
-    return ODESolution(ts, u, code, stats, tuple(head), None if record is None else tuple(record), call, u_tree)
+    call = _call(call.spec, len(head), False)
+    return ODESolution(ts, u, code, counts, tuple(head), None if record is None else tuple(record), call, u_tree)
 
 
 # ---------------------------------------------------------------- values
@@ -214,6 +220,8 @@ def _real(x, name: str):
 
 def _floating(x, what: str):
     """A leaf as a floating or complex array; integers become the default float."""
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact) and not x.weak_type:
+        return x
     dtype = _dtype(x, what)
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.asarray(x, dtype)
