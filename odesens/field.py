@@ -139,9 +139,10 @@ def trace_field(f: Callable, u, p, axes: frozenset = frozenset()) -> tuple[Field
     u_leaves, u_tree = jax.tree.flatten(u)
     p_leaves, p_tree = jax.tree.flatten(p)
     dynamic = [i for i, x in enumerate(p_leaves) if is_array(x)]
-    values = [x if isinstance(x, jax.Array) else _as_operand(x) for x in (p_leaves[i] for i in dynamic)]
+    values = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in (p_leaves[i] for i in dynamic)]
     axes = axes | varying_axes(*(x for x in (*u_leaves, *values) if isinstance(x, Tracer)))
-    seen = None if axes else _trace_fingerprint(f, (u_tree, u_leaves), (p_tree, p_leaves))
+    static = [x for x in p_leaves if not is_array(x)]
+    seen = None if axes else _trace_fingerprint(f, (u_tree, p_tree), (*u_leaves, *values), dynamic, static)
     known = None if seen is None else _TRACED.get(seen.key)
     if known is None:
         field, consts = _trace(f, (u_tree, u_leaves), (p_tree, p_leaves), dynamic, values, axes)
@@ -158,11 +159,6 @@ def trace_field(f: Callable, u, p, axes: frozenset = frozenset()) -> tuple[Field
     return field, pools["p"], pools["aux"]
 
 
-def _as_operand(x):
-    """A Python or NumPy number as an array; a Python float, which nothing differentiates here, stays on the host."""
-    return np.asarray(x, jnp.result_type(type(x))) if type(x) in (float, complex) else jnp.asarray(x)
-
-
 def _trace(f, u, p, dynamic: list[int], values: list, axes: frozenset) -> tuple[Field, list]:
     """The interned field of f, and the values that f captures."""
     check_signature(f)
@@ -176,12 +172,11 @@ def _trace(f, u, p, dynamic: list[int], values: list, axes: frozenset) -> tuple[
         du = f(t, jax.tree.unflatten(u_tree, us), jax.tree.unflatten(p_tree, full))
         return _checked_result(du, u_tree, us)
 
-    abstract = [jnp.asarray(p_leaves[i]) for i in dynamic]
     t0 = jnp.zeros((), state.real_dtype)
-    jaxpr, consts = hoist(flat, t0, u_leaves, abstract)
+    jaxpr, consts = hoist(flat, t0, u_leaves, values)
     axes = axes | varying_axes(*consts)
     if axes:  # inside shard_map: once more, as the program of arguments that vary
-        jaxpr, consts = hoist(flat, t0, u_leaves, abstract, axes=axes)
+        jaxpr, consts = hoist(flat, t0, u_leaves, values, axes=axes)
     kinds, count = [], {"p": 0, "aux": 0}
     for x in (*consts, *values):
         kind = "p" if is_inexact(x) else "aux"
@@ -220,24 +215,21 @@ _CONFIG = [
 _CONTEXT = operator.attrgetter(*(f"jax_{name}" for name in _CONFIG))
 
 
-def _trace_fingerprint(f, u, p) -> Fingerprint | None:
+def _trace_fingerprint(f, trees, arrays, dynamic: list[int], static: list) -> Fingerprint | None:
     """All that the trace of f depends on; None where that cannot be told, or the trace depends on a mesh."""
     if not jax.sharding.get_abstract_mesh().empty:
         return None
     seen = Fingerprint()
     try:
         seen.value(f)
-        for tree, leaves in (u, p):
+        for x in (*dynamic, *static):
+            seen.value(x)
+        for tree in trees:
             seen.tree(tree)
-            for x in leaves:
-                if not is_array(x):
-                    seen.value(x)
-                elif isinstance(x, (float, complex)) and not isinstance(x, np.generic):
-                    seen.parts.append(type(x))
-                else:
-                    seen.parts += (type(x) is np.ndarray, x.shape, x.dtype, getattr(x, "weak_type", False))
     except Unknown:
         return None
+    for x in arrays:
+        seen.parts += (x.shape, x.dtype, x.weak_type)
     seen.parts.append(_CONTEXT(jax.config))
     return seen
 

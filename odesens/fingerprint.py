@@ -1,6 +1,6 @@
 """A key for what tracing a function depends on: equal keys, equal programs; no key where that cannot be told.
 
-Owns: `Fingerprint`, the walk over a function's code, captured values and globals. Must not know: differential equations.
+Owns: `Fingerprint`, the walk over a function's code, captured values and globals. Must not know: equations.
 
 The walk is made at every call, so nothing that it reads can go stale. It accepts what cannot change behind its back:
 plain constants, concrete JAX arrays (by identity), pure functions of the libraries listed here, and Python functions,
@@ -41,6 +41,10 @@ _BUILTINS = (
     "abs all any bool complex dict divmod enumerate filter float frozenset int isinstance issubclass iter len list map "
     "max min next pow range reversed round set slice sorted str sum tuple type zip"
 )
+_WHOLE = (
+    "jax.numpy.linalg jax.numpy.fft jax.nn jax.random jax.tree jax.scipy jax.scipy.special jax.scipy.linalg "
+    "jax.scipy.stats numpy.linalg numpy.fft math cmath operator itertools"
+)
 _ONLY = {  # module: the names that are pure
     "jax": _JAX.split(),
     "functools": ["partial", "reduce"],
@@ -50,9 +54,7 @@ _EXCEPT = {  # module: the public names that are not
     "jax.numpy": _FILES | _STATE - {"empty", "empty_like"},
     "jax.lax": set(_COLLECTIVE.split()),
     "numpy": _FILES | _STATE,
-    **dict.fromkeys(("jax.numpy.linalg", "jax.numpy.fft", "jax.nn", "jax.random", "jax.tree"), set()),
-    **dict.fromkeys(("jax.scipy", "jax.scipy.special", "jax.scipy.linalg", "jax.scipy.stats"), set()),
-    **dict.fromkeys(("numpy.linalg", "numpy.fft", "math", "cmath", "operator", "itertools"), set()),
+    **{name: set() for name in _WHOLE.split()},
 }
 _MODULES = {*_ONLY, *_EXCEPT}
 _OWN = {name.lstrip("_") for name in ("jaxlib", "scipy", *_MODULES) if "." not in name}
@@ -116,7 +118,7 @@ def _reads(code: types.CodeType) -> dict | None:
 
 _JIT = type(jax.jit(lambda: None))
 _PLAIN = (type(None), type(...), bool, int, str, bytes)
-_TUPLE = collections.namedtuple("_TUPLE", ())  # noqa: PYI024
+_TUPLE = collections.namedtuple("_TUPLE", ())
 
 
 def _is_plain_tuple(cls) -> bool:

@@ -159,7 +159,7 @@ def _constant(x: np.ndarray) -> jax.Array:
 @functools.lru_cache(maxsize=1024)
 def _on_device(dtype, shape: tuple, data: bytes) -> jax.Array:
     with jax.ensure_compile_time_eval():
-        return jnp.asarray(np.frombuffer(data, dtype).reshape(shape))
+        return jax.device_put(np.frombuffer(data, dtype).reshape(shape))
 
 
 def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
@@ -212,9 +212,9 @@ def _rows(call: Call, head: list, t1, u_tree, record, info) -> ODESolution:
     if count:
         ts[0] = head[call.i_t0]
     rows = np.append(np.flatnonzero(taken), np.argmin(taken))  # lanes share rows; the end is where none moved
-    us = [jnp.asarray(x) for x in call.spec.field.state.unpack(states[rows])]
+    us = [jax.device_put(x) for x in call.spec.field.state.unpack(states[rows])]
     head = list(head)
-    head[call.i_ts] = ts = jnp.asarray(ts)
+    head[call.i_ts] = ts = jax.device_put(ts)
     given = record if call.spec.sensealg.residual == "mesh" else None
     return _wrap(call, head, given, ts, us, info, u_tree)
 
