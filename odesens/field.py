@@ -143,16 +143,15 @@ def trace_field(f: Callable, u, p, axes: frozenset = frozenset()) -> tuple[Field
     axes = axes | varying_axes(*(x for x in (*u_leaves, *values) if isinstance(x, Tracer)))
     static = [x for x in p_leaves if not is_array(x)]
     seen = None if axes else _trace_fingerprint(f, (u_tree, p_tree), (*u_leaves, *values), dynamic, static)
-    known = None if seen is None else _TRACED.get(seen.key)
-    if known is None:
+    known = None if seen is None else _TRACED.pop(seen.key, None)
+    if seen is None or known is None:
         field, consts = _trace(f, (u_tree, u_leaves), (p_tree, p_leaves), dynamic, values, axes)
         if seen is not None and not field.effects and not any(isinstance(c, Tracer) for c in consts):
             kept = [c if isinstance(c, jax.Array) else np.array(c, jnp.result_type(c)) for c in consts]
             _keep(_TRACED, seen.key, (field, kept, seen.alive), _TRACED_MAX)
         consts = [jnp.asarray(c) for c in consts]
     else:
-        _TRACED.move_to_end(seen.key)
-        field, consts, _ = known
+        field, consts, _ = _keep(_TRACED, seen.key, known, _TRACED_MAX)
     pools = {"p": [], "aux": []}
     for (kind, _), x in zip(field.kinds, (*consts, *values), strict=True):
         pools[kind].append(x)
@@ -226,10 +225,10 @@ def _trace_fingerprint(f, trees, arrays, dynamic: list[int], static: list) -> Fi
             seen.value(x)
         for tree in trees:
             seen.tree(tree)
-    except Unknown:
+    except (Unknown, RecursionError):
         return None
     for x in arrays:
-        seen.parts += (x.shape, x.dtype, x.weak_type)
+        seen.parts += (x.shape, x.dtype, getattr(x, "weak_type", False))
     seen.parts.append(_CONTEXT(jax.config))
     return seen
 

@@ -174,8 +174,6 @@ class Fingerprint:
             self._array(x)
         elif _is_pure(x):
             self._identity("pure", x)
-        elif isinstance(x, np.generic) and x.dtype.kind in "biufc":
-            self.parts += (kind, x.tobytes())
         elif isinstance(x, np.dtype):
             self._identity("dtype", x)
         elif kind is types.MethodType:
@@ -195,6 +193,8 @@ class Fingerprint:
             self._items(tuple, x)
         elif _is_plain_tuple(x):
             self._identity("class", x)
+        elif isinstance(x, np.generic) and x.dtype.kind in "biufc":
+            self.parts += (kind, x.tobytes())
         else:
             raise Unknown(kind)
 

@@ -63,8 +63,8 @@ def saved_times(saveat: Any, t0, t1, dtype):
 def _known(shape: tuple, data: bytes, given, t0: float, t1: float, dtype) -> np.ndarray:
     """Saved times of known values, made and checked once."""
     array = np.frombuffer(data, dtype).reshape(shape)
-    ts = _placed(array, given, np.asarray(t0, dtype), np.asarray(t1, dtype))
-    ts.flags.writeable = False
+    ts = np.asarray(_placed(array, given, np.asarray(t0, dtype), np.asarray(t1, dtype)))
+    ts.setflags(write=False)
     return ts
 
 

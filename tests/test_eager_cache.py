@@ -299,6 +299,13 @@ def test_functions_as_parameters(monkeypatch):
         near(u_end(f, (lambda u, q: -RATE * q * u, 1.0)), math.exp(-k))
 
 
+def test_random_keys_and_integers_pass_through(traces):
+    f = lambda t, u, p: -u * p["n"] * (1 + 0 * jax.random.normal(p["key"]))
+    for seed, n in ((0, 1), (1, 2)):
+        near(u_end(f, {"key": jax.random.key(seed), "n": jnp.asarray(n)}), math.exp(-n))
+    assert traces == [1]
+
+
 def test_a_network_is_traced_once(traces):
     f = lambda t, u, net: net(u)
     make = lambda seed, act: eqx.nn.MLP(2, 2, 4, 1, activation=act, key=jax.random.key(seed))
