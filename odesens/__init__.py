@@ -28,6 +28,7 @@ from .sensealg import (
 from .solution import ODESolution
 from .solve import solve
 from .status import ReturnCode, SolveError
+from .xla import cache_compilations, compile_loops_natively, loops_are_native
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,9 @@ __all__ = [
     "Vern7",
     "Vern8",
     "Vern9",
+    "cache_compilations",
+    "compile_loops_natively",
+    "loops_are_native",
     "remake",
     "solve",
 ]

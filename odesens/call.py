@@ -48,6 +48,14 @@ class Call:
     lanes: int | None = None
     mapped: tuple[bool, ...] = ()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """Computed once: an eager call looks its compiled program up."""
+        return hash((self.spec, self.slots, self.want, self.given_record, self.emit_record, self.lanes, self.mapped))
+
     @property
     def order(self) -> int:
         return len(self.slots)

@@ -382,11 +382,11 @@ _WHOLE_ANY_SIZE = set(
     "broadcast_in_dim cond copy copy_p dynamic_slice dynamic_update_slice empty jit pjit scan slice while".split()
 )
 _WHOLE = _WHOLE_ANY_SIZE | set(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp concatenate conj convert_element_type "
-    "cos cosh custom_jvp_call custom_vjp_call div eq erf erfc exp exp2 expand_dims expm1 floor ge gt imag "
-    "integer_pow iota is_finite le log log1p logistic lt max min mul ne neg nextafter not or pad pow real reduce_and reduce_max "
-    "reduce_min reduce_or reduce_prod reduce_sum rem reshape rev round rsqrt select_n sign sin sinh split sqrt square "
-    "squeeze stack stop_gradient sub tan tanh transpose unstack xor".split()
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp concatenate conj "
+    "convert_element_type cos cosh custom_jvp_call custom_vjp_call div eq erf erfc exp exp2 expand_dims expm1 floor "
+    "ge gt imag integer_pow iota is_finite le log log1p logistic lt max min mul ne neg nextafter not or pad pow "
+    "real reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum rem reshape rev round rsqrt select_n "
+    "sign sin sinh split sqrt square squeeze stack stop_gradient sub tan tanh transpose unstack xor".split()
 )
 
 

@@ -1,12 +1,13 @@
 """The right-hand side f(t, u, p), traced once to a program without captured values.
 
 Owns: taking user pytrees apart (differentiable leaves, other arrays, static leaves), the hoisted field, its checks, the
-flat state vector. Must not know: methods, loops, derivatives.
+flat state vector, the memory of fields traced before. Must not know: methods, loops, derivatives.
 """
 
 import collections
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -15,8 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from .extension import contains_primitive, evaluate, hoist, jaxpr_effects, jaxpr_key, varying_axes
+from .fingerprint import Fingerprint, Unknown
 
 
 def is_array(x) -> bool:
@@ -130,12 +133,35 @@ def trace_field(f: Callable, u, p, axes: frozenset = frozenset()) -> tuple[Field
     """Trace `f(t, u, p)` once; returns the interned field and its operands p (differentiable) and aux (others).
 
     Captured arrays and tracers become operands, floating ones in p, so that derivatives with respect to them are right.
-    `axes` are the manual mesh axes along which the problem's other inputs vary.
+    `axes` are the manual mesh axes along which the problem's other inputs vary. A function that is known to trace to
+    what it did before, see `fingerprint`, is not traced again.
     """
-    check_signature(f)
     u_leaves, u_tree = jax.tree.flatten(u)
     p_leaves, p_tree = jax.tree.flatten(p)
     dynamic = [i for i, x in enumerate(p_leaves) if is_array(x)]
+    values = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in (p_leaves[i] for i in dynamic)]
+    axes = axes | varying_axes(*(x for x in (*u_leaves, *values) if isinstance(x, Tracer)))
+    static = [x for x in p_leaves if not is_array(x)]
+    seen = None if axes else _trace_fingerprint(f, (u_tree, p_tree), (*u_leaves, *values), dynamic, static)
+    known = None if seen is None else _TRACED.pop(seen.key, None)
+    if seen is None or known is None:
+        field, consts = _trace(f, (u_tree, u_leaves), (p_tree, p_leaves), dynamic, values, axes)
+        if seen is not None and not field.effects and not any(isinstance(c, Tracer) for c in consts):
+            kept = [c if isinstance(c, jax.Array) else np.array(c, jnp.result_type(c)) for c in consts]
+            _keep(_TRACED, seen.key, (field, kept, seen.alive), _TRACED_MAX)
+        consts = [jnp.asarray(c) for c in consts]
+    else:
+        field, consts, _ = _keep(_TRACED, seen.key, known, _TRACED_MAX)
+    pools = {"p": [], "aux": []}
+    for (kind, _), x in zip(field.kinds, (*consts, *values), strict=True):
+        pools[kind].append(x)
+    return field, pools["p"], pools["aux"]
+
+
+def _trace(f, u, p, dynamic: list[int], values: list, axes: frozenset) -> tuple[Field, list]:
+    """The interned field of f, and the values that f captures."""
+    check_signature(f)
+    (u_tree, u_leaves), (p_tree, p_leaves) = u, p
     state = Flat(u_leaves)
 
     def flat(t, us, ps):
@@ -145,29 +171,66 @@ def trace_field(f: Callable, u, p, axes: frozenset = frozenset()) -> tuple[Field
         du = f(t, jax.tree.unflatten(u_tree, us), jax.tree.unflatten(p_tree, full))
         return _checked_result(du, u_tree, us)
 
-    values = [jnp.asarray(p_leaves[i]) for i in dynamic]
     t0 = jnp.zeros((), state.real_dtype)
     jaxpr, consts = hoist(flat, t0, u_leaves, values)
-    axes = axes | varying_axes(*u_leaves, *values, *consts)
+    axes = axes | varying_axes(*consts)
     if axes:  # inside shard_map: once more, as the program of arguments that vary
         jaxpr, consts = hoist(flat, t0, u_leaves, values, axes=axes)
-    operands = [jnp.asarray(c) for c in consts] + values
-    kinds, pools = [], {"p": [], "aux": []}
-    for x in operands:
+    kinds, count = [], {"p": 0, "aux": 0}
+    for x in (*consts, *values):
         kind = "p" if is_inexact(x) else "aux"
-        kinds.append((kind, len(pools[kind])))
-        pools[kind].append(x)
-    new = Field(jaxpr, tuple(kinds), len(consts), state, len(pools["p"]), len(pools["aux"]), jaxpr_effects(jaxpr.jaxpr))
-    return _intern(new), pools["p"], pools["aux"]
+        kinds.append((kind, count[kind]))
+        count[kind] += 1
+    new = Field(jaxpr, tuple(kinds), len(consts), state, count["p"], count["aux"], jaxpr_effects(jaxpr.jaxpr))
+    return _intern(new), consts
 
 
 def _intern(new: Field) -> Field:
     key = (jaxpr_key(new.jaxpr), new.kinds, new.n_consts)
-    found = _FIELDS.pop(key, new)
-    _FIELDS[key] = found
-    if len(_FIELDS) > _FIELDS_MAX:
-        _FIELDS.popitem(last=False)
-    return found
+    return _keep(_FIELDS, key, _FIELDS.pop(key, new), _FIELDS_MAX)
+
+
+def _keep(memory: collections.OrderedDict, key, value, most: int):
+    """Put a value in a memory that forgets what was not used for long."""
+    memory[key] = value
+    if len(memory) > most:
+        memory.popitem(last=False)
+    return value
+
+
+_TRACED: collections.OrderedDict = collections.OrderedDict()  # (field, captured values, what the key needs alive)
+_TRACED_MAX = 128
+# what JAX's tracing depends on besides the arguments
+_CONFIG = [
+    name
+    for name in (
+        "enable_x64 explicit_x64_dtypes numpy_dtype_promotion numpy_rank_promotion default_dtype_bits "
+        "default_matmul_precision default_prng_impl enable_custom_prng threefry_partitionable random_seed_offset "
+        "softmax_custom_jvp debug_nans debug_infs disable_jit check_tracer_leaks debug_key_reuse default_device "
+        "high_dynamic_range_gumbel use_direct_linearize auto_pcast dynamic_shapes no_tracing"
+    ).split()
+    if hasattr(jax.config, f"jax_{name}")
+]
+_CONTEXT = operator.attrgetter(*(f"jax_{name}" for name in _CONFIG))
+
+
+def _trace_fingerprint(f, trees, arrays, dynamic: list[int], static: list) -> Fingerprint | None:
+    """All that the trace of f depends on; None where that cannot be told, or the trace depends on a mesh."""
+    if not jax.sharding.get_abstract_mesh().empty:
+        return None
+    seen = Fingerprint()
+    try:
+        seen.value(f)
+        for x in (*dynamic, *static):
+            seen.value(x)
+        for tree in trees:
+            seen.tree(tree)
+    except (Unknown, RecursionError):
+        return None
+    for x in arrays:
+        seen.parts += (x.shape, x.dtype, getattr(x, "weak_type", False))
+    seen.parts.append(_CONTEXT(jax.config))
+    return seen
 
 
 def check_signature(f) -> None:

@@ -3,6 +3,7 @@
 Owns: `saved_times`, reading concrete values out of arrays. Must not know: how values at those times come about.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 MOST_SAVES = 10**8
+MOST_KEPT = 2**16  # bytes of a saveat whose times are remembered
 
 
 def concrete(x) -> np.ndarray | None:
@@ -50,11 +52,26 @@ def saved_times(saveat: Any, t0, t1, dtype):
         raise TypeError(f"saveat must hold real times, got dtype {times.dtype}: {saveat!r}")
     given = times.dtype if jnp.issubdtype(times.dtype, jnp.floating) else dtype
     array = as_array(times, dtype)
+    if array.ndim > 1:
+        raise ValueError(f"saveat must be a step or a one-dimensional array of times, got shape {array.shape}")
+    if all(isinstance(x, np.ndarray) for x in (array, t0, t1)) and array.nbytes <= MOST_KEPT:
+        return _known(array.shape, array.tobytes(), np.dtype(given), t0.item(), t1.item(), np.dtype(dtype))
+    return _placed(array, given, t0, t1)
+
+
+@functools.lru_cache(maxsize=256)
+def _known(shape: tuple, data: bytes, given, t0: float, t1: float, dtype) -> np.ndarray:
+    """Saved times of known values, made and checked once."""
+    array = np.frombuffer(data, dtype).reshape(shape)
+    ts = np.asarray(_placed(array, given, np.asarray(t0, dtype), np.asarray(t1, dtype)))
+    ts.setflags(write=False)
+    return ts
+
+
+def _placed(array, given, t0, t1):
     if array.ndim == 0:
         return _steps(array, t0, t1)
-    if array.ndim != 1:
-        raise ValueError(f"saveat must be a step or a one-dimensional array of times, got shape {array.shape}")
-    return _checked(array, t0, t1, max(jnp.finfo(given).eps, jnp.finfo(dtype).eps))
+    return _checked(array, t0, t1, max(jnp.finfo(given).eps, jnp.finfo(array.dtype).eps))
 
 
 def _steps(step, t0, t1):
@@ -105,5 +122,6 @@ def _checked(ts, t0, t1, eps):
             f"on tspan = ({float(start):g}, {float(stop):g}); sort it"
         )
     if known.min() < low or known.max() > high:
-        ts = jnp.clip(ts, jnp.minimum(t0, t1), jnp.maximum(t0, t1))
+        xp = jnp if any(isinstance(x, jax.Array) for x in (ts, t0, t1)) else np
+        ts = xp.clip(ts, xp.minimum(t0, t1), xp.maximum(t0, t1))
     return ts

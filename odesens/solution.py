@@ -42,22 +42,27 @@ class ODESolution:
     any time in the span, see `__call__`.
     """
 
-    def __init__(self, t, u, code, stats: Stats, operands, record, call: Call, u_tree):
+    def __init__(self, t, u, code, counts, operands, record, call: Call, u_tree):
         self.t = t
         self.u = u
         self._code = code
-        self.stats = stats
+        self._counts = counts  # accepted and rejected steps, evaluations of f
         self._operands = operands
         self._record = record
         self._call = call
         self._u_tree = u_tree
 
     def tree_flatten(self):
-        return (self.t, self.u, self._code, self.stats, self._operands, self._record), (self._call, self._u_tree)
+        return (self.t, self.u, self._code, self._counts, self._operands, self._record), (self._call, self._u_tree)
 
     @classmethod
     def tree_unflatten(cls, static, children):
         return cls(*children, *static)
+
+    @property
+    def stats(self) -> Stats:
+        naccept, nreject, nf = (self._counts[..., i] for i in range(3))
+        return Stats(nf=nf, naccept=naccept, nreject=nreject)
 
     @property
     def retcode(self):

@@ -4,6 +4,7 @@ Owns: options and their defaults, validation before tracing, saved times. Must n
 """
 
 import dataclasses
+import functools
 import math
 import warnings
 from typing import Any
@@ -24,7 +25,7 @@ from .primitive import flow
 from .problem import ODEProblem, check_options, check_tspan
 from .saveat import as_array, concrete, saved_times
 from .sensealg import ContinuousAlgorithm, DiscreteAdjoint, SensitivityAlgorithm
-from .solution import ODESolution, Stats
+from .solution import ODESolution
 
 DEFAULTS = {
     "saveat": None,
@@ -107,30 +108,59 @@ def solve(
     params = as_params(prob.p if p is None else p)
     span = prob.tspan if tspan is None else check_tspan(tspan)
 
-    times = [x for x in jax.tree.leaves((span, merged["saveat"])) if isinstance(x, jax.Array)]
+    times = [x for x in jax.tree.leaves((span, merged["saveat"])) if isinstance(x, Tracer)]
     field, p_leaves, aux = trace_field(prob.f, u, params, varying_axes(*times))
     dtype = time_dtype(field.state.real_dtype, *span, merged["saveat"])
     t0, t1 = (as_time(t, dtype, name) for t, name in zip(span, ("t0", "t1"), strict=True))
     ts = saved_times(merged["saveat"], t0, t1, dtype)
     settings = make_settings(alg, field, merged)
     sensealg = check_sensealg(merged["sensealg"], settings)
-    names = tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(u))
-    call = Call(Spec(field, settings, sensealg, bool(merged["throw"]), names))
-
     u_leaves, u_tree = jax.tree.flatten(u)
-    numbers = make_options(merged, u, field.state, dtype)
-    empty = jnp.zeros(0, dtype)
-    ends = [t0, empty if ts is None else ts, *aux, jax.lax.stop_gradient(t1), *numbers]
-    head = [*u_leaves, *p_leaves, *(jnp.asarray(x) for x in ends)]
-    head = vary(head, varying_axes(*head, t1))
-    call = dataclasses.replace(call, mapped=(False,) * len(head))
+    names = tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(u))
+    spec = Spec(field, settings, sensealg, bool(merged["throw"]), names)
+
+    numbers = _numbers(merged, u, field.state, dtype)
+    empty = np.zeros(0, dtype)
+    end = jax.lax.stop_gradient(t1) if isinstance(t1, Tracer) else t1
+    head = [*u_leaves, *p_leaves, t0, empty if ts is None else ts, *aux, end, *numbers]  # NumPy where values are known
+    traced = [x for x in (*head, t1) if isinstance(x, Tracer)]
+    head = vary(head, varying_axes(*traced)) if traced else head
+    head = head if traced else _placed(head)
+    call = _call(spec, len(head), ts is not None and bool(merged["dense"]) and sensealg.residual == "mesh")
     if ts is None:
         return _solve_steps(call, head, t1, u_tree)
-    call = dataclasses.replace(call, emit_record=bool(merged["dense"]) and sensealg.residual == "mesh")
     outs = flow(call, *head)
     n = call.n_u
     record = outs[-RECORD:] if call.emit_record else None
-    return _wrap(call, head, record, head[call.i_ts], outs[:n], outs[n:], u_tree)
+    return _wrap(call, head, record, jnp.asarray(head[call.i_ts]), outs[:n], outs[n:], u_tree)
+
+
+@functools.lru_cache(maxsize=512)
+def _call(spec: Spec, operands: int, emit_record: bool) -> Call:
+    """The call T_0; the same object for equal calls, so that finding its compiled program is quick."""
+    return Call(spec, mapped=(False,) * operands, emit_record=emit_record)
+
+
+def _placed(head: list) -> list:
+    """Known values as arrays of the device, those met before without a transfer."""
+    if not jax.sharding.get_abstract_mesh().empty:
+        return head
+    return [x if isinstance(x, jax.Array) or x.nbytes > 4096 else _constant(x) for x in head]
+
+
+def _constant(x: np.ndarray) -> jax.Array:
+    key = (x.dtype, x.shape, x.tobytes())
+    made = _on_device(*key)
+    if made.is_deleted():  # somebody donated it
+        _on_device.cache_clear()
+        made = _on_device(*key)
+    return made
+
+
+@functools.lru_cache(maxsize=1024)
+def _on_device(dtype, shape: tuple, data: bytes) -> jax.Array:
+    with jax.ensure_compile_time_eval():
+        return jax.device_put(np.frombuffer(data, dtype).reshape(shape))
 
 
 def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
@@ -141,8 +171,11 @@ def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
     else:
         meshed = spec
     recorded, outs = _recorded(dataclasses.replace(call, spec=meshed, emit_record=True), head)
+    call = dataclasses.replace(call, rows=recorded.rows)
     n = call.n_u
     record, info = outs[-RECORD:], outs[n:-RECORD]
+    if not any(isinstance(x, Tracer) for x in (*head, *outs)):
+        return _rows(call, head, t1, u_tree, record, info)
     code, t_end = info[0], info[2]
     times, size = jax.lax.stop_gradient((record[0], record[2][0]))
     row = jnp.arange(times.shape[0])
@@ -163,12 +196,6 @@ def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
         rows = int(known) + 1
     head = list(head)
     head[call.i_ts] = ts
-    call = dataclasses.replace(call, rows=recorded.rows)
-    if not any(isinstance(x, Tracer) for x in (*head, *outs)):  # plain numbers: the rows themselves
-        kept = np.append(np.asarray(order)[: rows - 1], int(size))
-        us = [jax.device_put(x) for x in spec.field.state.unpack(np.asarray(record[1])[kept])]
-        given = record if spec.sensealg.residual == "mesh" else None
-        return _wrap(call, head, given, jax.device_put(np.asarray(ts)[:rows]), us, info, u_tree)
     if known is not None:  # a length rounded up, so that another number of steps seldom compiles again
         ts = head[call.i_ts] = ts[: min(2 ** (rows - 1).bit_length(), ts.shape[0])]
     if spec.sensealg.residual == "mesh":
@@ -195,12 +222,28 @@ def _recorded(call: Call, head: list) -> tuple[Call, list]:
     return call, flow(call, *head)
 
 
+def _rows(call: Call, head: list, t1, u_tree, record, info) -> ODESolution:
+    """The same from plain numbers: the rows themselves."""
+    size = int(record[2][0])
+    times, states = np.asarray(record[0])[: size + 1], np.asarray(record[1])
+    moves = np.any(times[1:, :2] != times[:-1, :2], axis=1)  # lanes share rows: in some of them this one stayed
+    rows = np.append(np.flatnonzero(moves), size)
+    ts = times[rows, 0]
+    ts[-1] = t1 if int(info[0]) <= 1 else info[2]
+    if len(ts) > 1:
+        ts[0] = head[call.i_t0]
+    us = [jax.device_put(x) for x in call.spec.field.state.unpack(states[rows])]
+    head = list(head)
+    head[call.i_ts] = ts = jax.device_put(ts)
+    given = record if call.spec.sensealg.residual == "mesh" else None
+    return _wrap(call, head, given, ts, us, info, u_tree)
+
+
 def _wrap(call: Call, head, record, ts, us, info, u_tree) -> ODESolution:
     code, counts = info[0], info[1]
-    stats = Stats(nf=counts[2], naccept=counts[0], nreject=counts[1])
     u = jax.tree.unflatten(u_tree, us[: call.n_u])
-    call = dataclasses.replace(call, emit_record=False)
-    return ODESolution(ts, u, code, stats, tuple(head), None if record is None else tuple(record), call, u_tree)
+    call = _call(call.spec, len(head), False)
+    return ODESolution(ts, u, code, counts, tuple(head), None if record is None else tuple(record), call, u_tree)
 
 
 # ---------------------------------------------------------------- values
@@ -234,6 +277,8 @@ def _real(x, name: str):
 
 def _floating(x, what: str):
     """A leaf as a floating or complex array; integers become the default float."""
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact) and not x.weak_type:
+        return x
     dtype = _dtype(x, what)
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.asarray(x, dtype)
@@ -269,6 +314,8 @@ def time_dtype(real, *times):
 
 
 def as_time(t, dtype, name: str):
+    if type(t) is float and math.isfinite(t):
+        return np.asarray(t).astype(dtype)
     _real(t, f"tspan: {name}")
     if jnp.shape(t) != ():
         raise ValueError(f"tspan: {name} must be a real scalar, got shape {jnp.shape(t)}")
@@ -327,14 +374,31 @@ def check_sensealg(sensealg, settings: Settings) -> SensitivityAlgorithm:
     return sensealg
 
 
-def make_options(merged: dict, u, state, dtype) -> Options:
+_NUMBERS = ("reltol", "abstol", "dt0", "dtmin", "dtmax")
+
+
+def _numbers(merged: dict, u, state, dtype) -> Options:
+    """`make_options`, remembered for plain numbers that need no warning."""
+    given = [merged[name] for name in _NUMBERS]
+    plain = all(type(x) in (float, int, type(None)) for x in given)
+    if plain and (given[0] is None or given[0] > 10 * jnp.finfo(state.real_dtype).eps):
+        return _plain_options(state.real_dtype, dtype, *given)
+    return make_options(merged, u, state.real_dtype, dtype)
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _plain_options(real_dtype, dtype, *given) -> Options:
+    return make_options(dict(zip(_NUMBERS, given, strict=True)), None, real_dtype, dtype)
+
+
+def make_options(merged: dict, u, real_dtype, dtype) -> Options:
     """Tolerances in the state's real dtype, step sizes in the times' dtype, each checked where its value is known."""
-    double = jnp.finfo(state.real_dtype).bits >= 64
+    double = jnp.finfo(real_dtype).bits >= 64
     default = {"reltol": 1e-6 if double else 1e-4, "abstol": 1e-9 if double else 1e-6}
     tolerances = {}
     for name, value in default.items():
         given = merged[name]
-        tolerances[name] = _tolerance(name, value if given is None else given, u, state)
+        tolerances[name] = _tolerance(name, value if given is None else given, u, real_dtype)
     dt0 = 0.0 if merged["dt0"] is None else merged["dt0"]
     numbers = {"dt0": dt0, "dtmin": merged["dtmin"], "dtmax": merged["dtmax"]}
     steps = {}
@@ -353,17 +417,17 @@ def make_options(merged: dict, u, state, dtype) -> Options:
     return Options(tolerances["reltol"], tolerances["abstol"], steps["dt0"], steps["dtmin"], steps["dtmax"])
 
 
-def _tolerance(name: str, value, u, state):
+def _tolerance(name: str, value, u, real_dtype):
     value = np.asarray(value) if _number_list(value) else value
     leaves, tree = jax.tree.flatten(value)
     u_leaves, u_tree = jax.tree.flatten(u)
     for x in leaves:
         _real(x, name)
     if jax.tree_util.treedef_is_leaf(tree) and jnp.shape(value) == ():
-        out = as_array(value, state.real_dtype)
+        out = as_array(value, real_dtype)
     elif tree == u_tree:
         try:
-            parts = [as_array(x, state.real_dtype) for x in leaves]
+            parts = [as_array(x, real_dtype) for x in leaves]
             xp = jnp if any(isinstance(x, jax.Array) for x in parts) else np
             spread = [xp.broadcast_to(x, y.shape) for x, y in zip(parts, u_leaves, strict=True)]
         except ValueError:
@@ -376,10 +440,10 @@ def _tolerance(name: str, value, u, state):
         floor = 0.0 if name == "abstol" else -1.0
         if not np.all(np.isfinite(known)) or np.any(known < 0) or (name == "abstol" and np.all(known <= floor)):
             raise ValueError(f"{name} must be positive and finite, got {value!r}")
-        eps = float(jnp.finfo(state.real_dtype).eps)
+        eps = float(jnp.finfo(real_dtype).eps)
         if name == "reltol" and np.any(known < 10 * eps):
             warnings.warn(
-                f"reltol={np.min(known):.3g} is below what {state.real_dtype} delivers ({10 * eps:.3g}): rounding "
+                f"reltol={np.min(known):.3g} is below what {real_dtype} delivers ({10 * eps:.3g}): rounding "
                 "errors dominate; raise reltol, or give u0 in double precision (jax_enable_x64)",
                 stacklevel=3,
             )
