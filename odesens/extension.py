@@ -342,23 +342,22 @@ def compiled_whole(fun: Callable, *args, otherwise: Callable | None = None):
     here = _WHOLE_TESTED and jax.default_backend() == "cpu" and jax.sharding.get_abstract_mesh().empty
     if not here or varying_axes(*leaves):
         return otherwise(*args)
-    full = [i for i, x in enumerate(leaves) if x.size]  # an empty parameter could not be used, see below
+    closed, shape = jax.make_jaxpr(lambda *xs: fun(*jax.tree.unflatten(tree, xs)), return_shape=True)(*leaves)
+    if not can_be_whole(closed.jaxpr):
+        return otherwise(*args)
+    run = jex.jaxpr_as_fun(_without_consts(closed))
+    operands = [*closed.consts, *leaves]
+    full = [i for i, x in enumerate(operands) if jnp.size(x)]  # what is empty cannot be used, and is made inside
 
-    def flat(*xs):
-        values = [jnp.zeros(x.shape, x.dtype) for x in leaves]
+    def with_empty(*xs):
+        values = [jnp.zeros(jnp.shape(x), jnp.result_type(x)) for x in operands]
         for i, x in zip(full, xs, strict=True):
             values[i] = x
-        return fun(*jax.tree.unflatten(tree, values))
+        return [*run(*values), _touch(xs)]
 
-    closed, shape = jax.make_jaxpr(flat, return_shape=True)(*(leaves[i] for i in full))
-    operands = [*closed.consts, *(leaves[i] for i in full)]
-    if any(not jnp.size(x) for x in operands) or not can_be_whole(closed.jaxpr):
-        return otherwise(*args)
     # XLA expects the function to use each of its parameters: no constant may be moved into it, and none be dropped
-    operands = jax.lax.optimization_barrier([jnp.asarray(x) for x in operands])
-    run = jex.jaxpr_as_fun(_without_consts(closed))
-    whole = jax.make_jaxpr(lambda *xs: [*run(*xs), _touch(xs)])(*operands)
-    outs = _whole.bind(*operands, closed=whole)[:-1]
+    inputs = jax.lax.optimization_barrier([jnp.asarray(operands[i]) for i in full])
+    outs = _whole.bind(*inputs, closed=jax.make_jaxpr(with_empty)(*inputs))[:-1]
     return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
 
@@ -379,14 +378,16 @@ _WHOLE_TESTED = jax.__version_info__ < (0, 11)
 _WHOLE_SIZE = 2**14  # entries of arrays in elementwise arithmetic
 _WHOLE_REDUCED = 2**11  # entries of arrays that are reduced: XLA hands larger reductions to a library
 _WHOLE_ANY_SIZE = set(
-    "broadcast_in_dim cond copy copy_p dynamic_slice dynamic_update_slice empty jit pjit scan slice while".split()
+    "broadcast_in_dim cond copy copy_p dynamic_slice dynamic_update_slice gather jit pjit scan slice while".split()
 )
+# without reduce_max and reduce_min: their derivative asks which entry equals the result, and a fused program may
+# compute the entry once more, with other roundings
 _WHOLE = _WHOLE_ANY_SIZE | set(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp concatenate conj "
-    "convert_element_type cos cosh custom_jvp_call custom_vjp_call div eq erf erfc exp exp2 expand_dims expm1 floor "
-    "ge gt imag integer_pow iota is_finite le log log1p logistic lt max min mul ne neg nextafter not or pad pow "
-    "real reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum rem reshape rev round rsqrt select_n "
-    "sign sin sinh split sqrt square squeeze stack stop_gradient sub tan tanh transpose unstack xor".split()
+    "convert_element_type cos cosh custom_jvp_call custom_vjp_call div empty empty2 eq erf erfc exp exp2 "
+    "expand_dims expm1 floor ge gt imag integer_pow iota is_finite le lgamma log log1p logistic lt max min mul ne "
+    "neg nextafter not or pad pow real reduce_and reduce_or reduce_prod reduce_sum rem reshape rev round rsqrt "
+    "select_n sign sin sinh split sqrt square squeeze stack stop_gradient sub tan tanh transpose unstack xor".split()
 )
 
 
@@ -415,7 +416,7 @@ def _lower_whole(ctx, *operands, closed):
     outs = mlir.lower_fun(jax.jit(jex.jaxpr_as_fun(closed)), multiple_results=True)(ctx, *operands)
     text = mlir.ir.StringAttr.get
     marks: dict = {"inlineable": text("false"), "xla_cpu_small_call": text("true")}
-    for value in mlir.flatten_ir_values(outs):
+    for value in (v for out in outs for v in (out if isinstance(out, (tuple, list)) else [out])):
         call: Any = value.owner
         if getattr(call, "name", "") == "func.call":
             call.attributes["mhlo.frontend_attributes"] = mlir.ir.DictAttr.get(marks)

@@ -12,6 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..extension import count_down
+
+FEW = 32  # lanes up to which rows are written one after the other
+
 
 class Lanes(NamedTuple):
     """`size` lanes along a leading axis, or one solve without such an axis where `size` is None."""
@@ -45,5 +49,13 @@ class Lanes(NamedTuple):
         """Write `values` ([lanes], ..) at row `index` of each lane of buffer ([lanes], rows, ..) where `pending`."""
         if self.size is None:  # written only where something is pending
             return jax.lax.dynamic_update_index_in_dim(buffer, values, index, 0)
+        if self.size <= FEW:  # row by row, without the scatter that small loops cannot be compiled whole with
+
+            def one(lane, buffer):
+                row = jnp.where(pending[lane], values[lane], buffer[lane, index[lane]])
+                zero = jnp.zeros((), jnp.int32)
+                return jax.lax.dynamic_update_slice(buffer, row[None, None], (lane, index[lane], zero))
+
+            return count_down(self.size, one, buffer)
         index = jnp.where(pending, index, buffer.shape[1])
         return buffer.at[jnp.arange(self.size), index].set(values, mode="drop")

@@ -262,9 +262,20 @@ def save(settings: Settings, lanes: Lanes, task: Task, us, old: Lane, trial: Tri
 
 
 def integrate(
-    settings: Settings, task: Task, options: Options, options_axes, lanes: Lanes, *, record: int = 0
+    settings: Settings,
+    task: Task,
+    options: Options,
+    options_axes,
+    lanes: Lanes,
+    *,
+    record: int = 0,
+    mesh: Record | None = None,
 ) -> Result:
-    """Integrate every lane of `task`; with `record`, keep checkpoints of the accepted steps in so many rows."""
+    """Integrate every lane of `task`; with `record`, keep checkpoints of the accepted steps in so many rows.
+
+    With `mesh`, the record of a solve whose rows are its steps, take those steps; where its stride is more than one,
+    the steps are found anew, which are the same but for rounding.
+    """
     with_field = lanes.map(
         lambda p, *args: start(settings, lambda t, u: task.f(t, u, p), *args), (task.p_axes, 0, 0, 0, 0, options_axes)
     )
@@ -276,33 +287,50 @@ def integrate(
     rec = writer(record, lanes, task.t1, n, task.u0.dtype) if record else None
 
     def body(state):
-        lane, us, rec = state
-        trial, new = step(task.p, lane, task.t1, options, jnp.zeros_like(task.t1))
+        lane, us, rec, i = state
+        if mesh is None:
+            trial, new = step(task.p, lane, task.t1, options, jnp.zeros_like(task.t1))
+        else:
+            tried, numbers, idle = follow(mesh, lanes, lane, options, i)
+            trial, new = step(task.p, tried, task.t1, numbers, jnp.zeros_like(task.t1))
+            code = jnp.where(i >= mesh.size - 1, mesh.code, lane.code)
+            new = new._replace(code=jnp.where(idle, code, new.code))
         if m:
             us, new = save(settings, lanes, task, us, lane, trial, new)
         if rec is not None:
             rec = rec.write(lane).advance(trial.accepted)
-        return new, us, rec
+        return new, us, rec, i + 1
 
     def running(state):
         return jnp.any(state[0].code == RUNNING)
 
-    axes = varying_axes(*jax.tree.leaves((lane, task.t0, task.t1)))
-    state = vary((lane, us, rec), axes)
+    axes = varying_axes(*jax.tree.leaves((lane, task.t0, task.t1, mesh)))
+    state = vary((lane, us, rec, jnp.zeros((), jnp.int32)), axes)
     if rec is None or record > settings.max_steps:
         state = compiled_whole(lambda state: while_loop(running, body, state), state)
     else:
         full = lambda state: state[2].row >= record
 
         def fill(state):
-            state = (*state[:2], state[2].halve())
+            state = (*state[:2], state[2].halve(), state[3])
             return while_loop(lambda s: running(s) & ~full(s), body, state)
 
         state = compiled_whole(lambda state: while_loop(lambda s: running(s) | full(s), fill, state), state)
-    lane, us, rec = state
+    lane, us, rec, _ = state
     if m:
         us = jnp.where(lanes.map(in_order)(task.ts, task.t0, task.t1)[..., None], us, jnp.nan)
     return Result(us, None if rec is None else rec.finish(lane, lane.code), lane)
+
+
+def follow(mesh: Record, lanes: Lanes, lane: Lane, options: Options, i):
+    """The lanes about to take step i of a mesh whatever its error, the options for that, and which lanes stay."""
+    frozen = mesh.stride == 1
+    here, there = (lanes.row(mesh.times, jnp.minimum(j, mesh.size)) for j in (i, i + 1))
+    dt = (there[..., 0] - here[..., 0]) + (there[..., 1] - here[..., 1])
+    idle = frozen & (dt == 0)
+    code = jnp.where(idle & (lane.code == RUNNING), int(ReturnCode.Success), lane.code)
+    tried = lane._replace(dt=jnp.where(frozen, dt, lane.dt), code=code.astype(jnp.int32))
+    return tried, options._replace(abstol=jnp.where(frozen, jnp.inf, options.abstol)), idle
 
 
 def stepper(settings: Settings, task: Task, options_axes, lanes: Lanes):

@@ -15,6 +15,8 @@ import numpy as np
 
 from .tableaus import Tableau
 
+NOISE = 8  # units of rounding in u that an error estimate cannot be told from
+FEW = 512  # entries of the stages up to which one is written by a selection
 ROLL_ABOVE = 200  # operations in all stages together above which they are a loop: compiled once, run somewhat slower
 
 
@@ -46,7 +48,10 @@ def _fill(tableau: Tableau, f, times, u, dt, k: list, last: int, roll: bool):
 
     def stage(k, inputs):
         i, row, t = inputs
-        return k.at[i].set(f(t, u + h * _combine(row, k))), None
+        new = f(t, u + h * _combine(row, k))
+        if k.size > FEW:
+            return jax.lax.dynamic_update_index_in_dim(k, new, i, 0), None
+        return jnp.where((jnp.arange(last) == i)[:, None], new, k), None  # which stays elementwise under vmap
 
     return jax.lax.scan(stage, known, (jnp.arange(first, last), rows, times[first:last]))[0]
 
@@ -85,14 +90,20 @@ def interpolate(tableau: Tableau, u, dt, k, theta):
 
 
 def error_norm(tableau: Tableau, u, u1, dt, k, abstol, reltol):
-    """The root mean square of err_i / (abstol_i + reltol_i max(|u_i|, |u1_i|)); a step is accepted where it is <= 1."""
+    """The root mean square of err_i / (abstol_i + reltol_i max(|u_i|, |u1_i|)); a step is accepted where it is <= 1.
+
+    What lies below the rounding errors of u counts as them: step sizes that followed noise would differ between
+    programs that compute the same thing.
+    """
     if u.size == 0:
         return jnp.zeros((), jnp.finfo(u.dtype).dtype)
-    scale = abstol + reltol * jnp.maximum(jnp.abs(u), jnp.abs(u1))
+    size = jnp.maximum(jnp.abs(u), jnp.abs(u1))
+    scale = abstol + reltol * size
+    noise = jnp.minimum(NOISE * jnp.finfo(u.dtype).eps * size, 0.1 * scale)
 
     def norm(b_err):
         err = dt.astype(u.dtype) * _combine(np.asarray(b_err, u.dtype), k)
-        return jnp.sqrt(jnp.mean(jnp.square(jnp.abs(err) / scale)))
+        return jnp.sqrt(jnp.mean(jnp.square(jnp.maximum(jnp.abs(err), noise) / scale)))
 
     err = norm(tableau.B_ERR)
     if tableau.b_err_low is None:

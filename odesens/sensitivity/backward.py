@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..extension import vary, varying_axes, while_loop
+from ..extension import compiled_whole, vary, varying_axes, while_loop
 from ..integrate.lanes import Lanes
 from ..integrate.loop import RUNNING, Lane, Options, Settings, attempt, direction
 from ..status import ReturnCode
@@ -92,7 +92,7 @@ def run(sweep: Sweep, y1, t0, t1, ts, acc=None):
 
     axes = varying_axes(*jax.tree.leaves((lane, sweep.params, t0)))
     lane = give_impulses(vary(lane, axes))
-    lane, acc = sweep.rows(one_row, (lane, acc))
+    lane, acc = compiled_whole(lambda lane, acc: sweep.rows(one_row, (lane, acc)), lane, acc)
     return lane.u, acc, jnp.where(lane.code > 0, lane.code, 0)
 
 

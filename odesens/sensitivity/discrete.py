@@ -7,8 +7,8 @@ With S_i the map of the recorded step i and V_j the dense output at the saved ti
               p_bar = sum_i (dS_i/dp)^T lam_(i+1) + sum_j (dV_j/dp)^T w_j
 
 where z carries the tangents of order k (see `augment`). A Runge-Kutta step commutes with differentiation, so the
-tangent is the method applied to the augmented field, with the error control looking at u alone: the steps are those of
-the solve. Owns: these two passes. Must not know: how steps are chosen, recorded or replayed.
+tangent is the method applied to the augmented field on the steps of the solve. Owns: these two passes. Must not know:
+how steps are chosen, recorded or replayed.
 """
 
 from dataclasses import replace as replace_fields
@@ -226,7 +226,7 @@ def augmented(flow: Flow, *, record: bool = False) -> Result:
     if record:  # the saves are not needed
         task = task._replace(ts=task.ts[..., :0])
     rows = rows_for(settings.max_steps, task.u0.shape[-1]) if record else 0
-    return integrate(settings, task, flow.options, flow.axes["options"], flow.lanes, record=rows)
+    return integrate(settings, task, flow.options, flow.axes["options"], flow.lanes, record=rows, mesh=flow.record)
 
 
 def replay_of(flow: Flow, record: Record) -> Replay:

@@ -45,18 +45,19 @@ def gauss_kronrod():
 def adjoint(flow: Flow, w, wanted: list[int]):
     """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted parameter leaves; and a code."""
     adj = prepare(flow, w, wanted)
-    sweep = lam_sweep(adj, (lambda *args: add_panels(adj, *args)) if wanted else None)
+    tolerance = jnp.max(adj.options.abstol), jnp.max(adj.options.reltol)
+    sweep = lam_sweep(adj, (lambda *args: add_panels(adj, tolerance, *args)) if wanted else None)
     lam1 = flow.lanes.spread(jnp.zeros(adj.size, flow.u0.dtype))
     p_bar = [jnp.zeros_like(x) for x in adj.p]
     lam, p_bar, code = backward.run(sweep, lam1, flow.t0, flow.t1, flow.ts, p_bar)
     return outputs(adj, lam, p_bar, code)
 
 
-def add_panels(adj: Adjoint, total: list, lane, trial, step: Step) -> list:
+def add_panels(adj: Adjoint, tolerance, total: list, lane, trial, step: Step) -> list:
     """`total` and the parameter integral over the backward step just tried, where it was accepted."""
     lanes = adj.flow.lanes
     x, kronrod, gauss = gauss_kronrod()
-    atol, rtol = jnp.max(adj.options.abstol), jnp.max(adj.options.reltol)
+    atol, rtol = tolerance
 
     def all_stages(params, lane, trial, step):
         return lam_stages(adj, params, lane.t, lane.t_lo, lane.u, trial.dt, trial.k, step.times[0], step)
@@ -77,32 +78,31 @@ def add_panels(adj: Adjoint, total: list, lane, trial, step: Step) -> list:
         at = lambda lane, trial, k, step: at_nodes(lane, trial, k, step, low, width, weights)
         return p_integral(adj, adj.params, *lanes.map(at)(lane, trial, k, step))
 
-    def panels(level):
-        """The integral over 2^level panels, and its Gauss counterpart's difference."""
-        n = 2**level
+    def panels(n):
+        """The integral over n panels, and its Gauss counterpart's difference."""
         width = 1 / n.astype(trial.dt.dtype)
 
-        def one(j, sums):
+        def add_panel(j, sums):
             whole, error = sums
             add = lambda a, b: jax.tree.map(jnp.add, a, b)
             low = j.astype(width.dtype) * width
             return add(whole, panel(low, width, kronrod)), add(error, panel(low, width, kronrod - gauss))
 
         zeros = [jnp.zeros_like(g) for g in total]
-        return count_down(n, one, (zeros, zeros))
+        return count_down(n, add_panel, (zeros, zeros))
 
     def unfinished(state):
-        level, _, error, total = state
+        n, _, error, total = state
         worst = [jnp.any(jnp.abs(e) > atol + rtol * jnp.abs(s)) for e, s in zip(error, total, strict=True)]
-        return (level < HALVINGS) & jnp.any(jnp.stack(worst))
+        return (n < 2**HALVINGS) & jnp.any(jnp.stack(worst))
 
     def halve(state):
-        level, whole, _, total = state
-        finer, error = panels(level + 1)
+        n, whole, _, total = state
+        finer, error = panels(2 * n)
         total = [s - a + b for s, a, b in zip(total, whole, finer, strict=True)]
-        return level + 1, finer, error, total
+        return 2 * n, finer, error, total
 
-    level = jnp.zeros((), jnp.int32)
-    whole, error = panels(level)
+    one = jnp.ones((), jnp.int32)
+    whole, error = panels(one)
     total = jax.tree.map(jnp.add, total, whole)
-    return while_loop(unfinished, halve, (level, whole, error, total))[3]
+    return while_loop(unfinished, halve, (one, whole, error, total))[3]
