@@ -178,11 +178,11 @@ def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
         return _rows(call, head, t1, u_tree, record, info)
     code, t_end = info[0], info[2]
     times, size = jax.lax.stop_gradient((record[0], record[2][0]))
-    row = jnp.arange(times.shape[0])
+    row = jnp.arange(times.shape[0], dtype=jnp.int32)
     after = times[jnp.minimum(row + 1, size)]
     moves = (row < size) & jnp.any(after[:, :2] != times[:, :2], axis=1)
     order = jnp.argsort(~moves, stable=True)  # lanes share rows; those where this one stayed go to the end
-    count = jnp.sum(moves)
+    count = jnp.sum(moves, dtype=jnp.int32)
     ok = code <= 1
     end = jnp.where(ok, t1, jax.lax.stop_gradient(t_end))
     tail = jnp.where(ok, t1, jnp.nan)

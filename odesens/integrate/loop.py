@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ..extension import compiled_whole, vary, varying_axes, while_loop
 from ..methods import explicit
-from ..methods.controller import PIDController, initial_step
+from ..methods.controller import PIDController, initial_step, log_error
 from ..methods.tableaus import Tableau
 from ..status import ReturnCode
 from .lanes import Lanes
@@ -71,7 +71,7 @@ class Task(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """The state of one lane."""
+    """The state of one lane; err1 and err2 are logarithms of the errors of the last two accepted steps."""
 
     t: Any
     t_lo: Any
@@ -138,12 +138,12 @@ def start(settings: Settings, f, u0, t0, t1, ts, options: Options) -> Lane:
     seen = slice(settings.controlled)
     finite = jnp.all(jnp.isfinite(f0[seen])) & jnp.all(jnp.isfinite(u0[seen]))
     code = jnp.where(t0 == t1, ReturnCode.Success, jnp.where(finite, RUNNING, ReturnCode.NonFinite))
-    one = jnp.ones((), real)
+    even = jnp.zeros((), real)  # log of an error of one
     saved = jnp.sum(jnp.cumprod((ts == t0).astype(jnp.int32)), dtype=jnp.int32)
     count = jnp.zeros((), jnp.int32)
     nf = jnp.asarray(int(need_f0) + int(not settings.first_step_given), jnp.int32)
     zero = jnp.zeros_like(t0)
-    return Lane(t0, zero, u0, f0, dt, one, one, saved, count, count, nf, code.astype(jnp.int32))
+    return Lane(t0, zero, u0, f0, dt, even, even, saved, count, count, nf, code.astype(jnp.int32))
 
 
 def attempt(settings: Settings, f, lane: Lane, t_stop, options: Options, stop_lo=0) -> tuple[Trial, Lane]:
@@ -177,7 +177,8 @@ def _decide(settings: Settings, lane: Lane, trial: Trial, err, finite_u, hit, ac
     finite = jnp.isfinite(err)
     if settings.adaptive:
         err = jnp.where(finite_u, err, jnp.inf)
-        factor = settings.controller.factor(settings.error_order, err, lane.err1, lane.err2, accepted)
+        log_err = log_error(err)
+        factor = settings.controller.factor(settings.error_order, log_err, lane.err1, lane.err2, accepted)
         proposed = trial.dt * factor.astype(trial.dt.dtype)
         # a step cut short by its stop says nothing against the size proposed before it
         dt = jnp.where(accepted & hit & (jnp.abs(proposed) < jnp.abs(lane.dt)), lane.dt, proposed)
@@ -186,7 +187,7 @@ def _decide(settings: Settings, lane: Lane, trial: Trial, err, finite_u, hit, ac
         stuck = rejected & ((jnp.abs(dt) < limit) | (dt == 0))
         dt = jnp.where(active, dt, lane.dt)
     else:
-        dt, stuck = lane.dt, rejected
+        dt, stuck, log_err = lane.dt, rejected, lane.err1
     naccept = lane.naccept + accepted.astype(jnp.int32)
     nreject = lane.nreject + rejected.astype(jnp.int32)
     failed = jnp.where(finite & settings.adaptive, ReturnCode.DtTooSmall, ReturnCode.NonFinite)
@@ -202,7 +203,7 @@ def _decide(settings: Settings, lane: Lane, trial: Trial, err, finite_u, hit, ac
         u=jnp.where(keep, trial.u1, lane.u),
         f0=jnp.where(keep, trial.k[-1], lane.f0) if settings.tableau.fsal else lane.f0,
         dt=dt,
-        err1=jnp.where(keep, err, lane.err1),
+        err1=jnp.where(keep, log_err, lane.err1),
         err2=jnp.where(keep, lane.err1, lane.err2),
         saved=lane.saved,
         naccept=naccept,

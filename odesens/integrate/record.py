@@ -115,7 +115,7 @@ class Steps(NamedTuple):
 
 def steps_between(times, states, count, stop) -> Steps:
     """The steps that lead from each row to the next one, the last to `stop` ([lanes], 2), a time and its tail."""
-    used = (jnp.arange(times.shape[0]) < count).reshape(-1, *(1,) * (times.ndim - 1))
+    used = (jnp.arange(times.shape[0], dtype=jnp.int32) < count).reshape(-1, *(1,) * (times.ndim - 1))
     start = jnp.where(used, times[..., :2], stop)
     end = jnp.concatenate([start[1:], stop[None]])
     dt = (end[..., 0] - start[..., 0]) + (end[..., 1] - start[..., 1])

@@ -173,9 +173,9 @@ def steps_at(replay: Replay, ts) -> tuple[Any, Any, Any]:
 def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
     """The same for one lane: one cursor for each time."""
     record, sign = replay.record, direction(t0, t1)
-    rows = jnp.arange(times.shape[0])
+    rows = jnp.arange(times.shape[0], dtype=jnp.int32)
     known = jnp.where(rows <= record.size, sign * times[:, 0], jnp.inf)
-    row = jnp.clip(jnp.searchsorted(known, sign * ts, side="right") - 1, 0, record.size)
+    row = jnp.clip(jnp.searchsorted(known, sign * ts, side="right").astype(jnp.int32) - 1, 0, record.size)
     after = jnp.minimum(row + 1, record.size)
     stop = times[after, :2]
     start = times[row]

@@ -36,18 +36,21 @@ class PIDController:
                 f"safety={self.safety}, factor_min={self.factor_min}, factor_max={self.factor_max}"
             )
 
-    def factor(self, k: int, err, err1, err2, accepted):
-        """The factor for the next step; a NaN error counts as a very large one."""
-        tiny = jnp.asarray(1e-10, err.dtype)
-        e0, e1, e2 = (jnp.maximum(jnp.where(jnp.isfinite(e), e, jnp.inf), tiny) for e in (err, err1, err2))
+    def factor(self, k: int, log_err, log_err1, log_err2, accepted):
+        """The factor for the next step from the logarithms of the last three errors: one exponential, no power."""
         b1, b2, b3 = (self.kP + self.kI + self.kD) / k, -(self.kP + 2 * self.kD) / k, self.kD / k
-        smooth = e0 ** (-b1)
+        smooth = -b1 * log_err
         if b2:
-            smooth = smooth * e1 ** (-b2)
+            smooth = smooth - b2 * log_err1
         if b3:
-            smooth = smooth * e2 ** (-b3)
-        factor = jnp.where(accepted, smooth, jnp.minimum(e0 ** (-1.0 / k), 1.0))
-        return jnp.clip(self.safety * factor, self.factor_min, self.factor_max)
+            smooth = smooth - b3 * log_err2
+        exponent = jnp.where(accepted, smooth, jnp.minimum(-log_err / k, 0.0))
+        return jnp.clip(self.safety * jnp.exp(exponent), self.factor_min, self.factor_max)
+
+
+def log_error(err):
+    """The logarithm that controllers work with: of at least 1e-10, and infinite for an error that is not finite."""
+    return jnp.log(jnp.where(jnp.isfinite(err), jnp.maximum(err, 1e-10), jnp.inf).astype(err.dtype))
 
 
 def IController(**options) -> PIDController:

@@ -99,9 +99,9 @@ def run(sweep: Sweep, y1, t0, t1, ts, acc=None):
 def _start(sweep: Sweep, y1, t0, t1, m: int) -> Lane:
     def one(y, t0, t1):
         real = jnp.finfo(y.dtype).dtype
-        one, zero = jnp.ones((), real), jnp.zeros((), jnp.int32)
+        even, zero = jnp.zeros((), real), jnp.zeros((), jnp.int32)
         saved = jnp.full((), m - 1, jnp.int32)
-        return Lane(t1, jnp.zeros_like(t1), y, jnp.zeros_like(y), t0 - t1, one, one, saved, zero, zero, zero, zero)
+        return Lane(t1, jnp.zeros_like(t1), y, jnp.zeros_like(y), t0 - t1, even, even, saved, zero, zero, zero, zero)
 
     return sweep.lanes.map(one)(y1, t0, t1)
 

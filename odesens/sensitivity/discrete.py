@@ -25,6 +25,8 @@ from ..methods import explicit
 from . import jacobians
 from .augment import Flow, augmented_task, replace, select, with_tangents
 
+FEW = 64  # entries of a parameter leaf
+
 
 def tangent(flow: Flow):
     """D^k Phi along the directions of `flow`, at every saved time: ([lanes], m, n)."""
@@ -99,16 +101,19 @@ class InSequence:
 
     def __init__(self, flow: Flow, wanted: list[int]):
         self.flow, self.wanted = flow, wanted
-
-    @property
-    def p(self) -> list:
-        return select(self.flow.p, self.wanted)
+        self.axes, self.p = dict(flow.params_axes), select(flow.p, wanted)
+        # few parameters that lanes share: a gradient for each lane, summed at the end, costs less than a sum each step
+        shared = [i for i in wanted if flow.lanes.size is not None and flow.axes["p"][i] is None]
+        self.summed = [flow.p[i].size <= FEW and i in shared for i in wanted]
+        self.p = [flow.lanes.spread(x) if spread else x for x, spread in zip(self.p, self.summed, strict=True)]
+        spread = [i for i, spread in zip(wanted, self.summed, strict=True) if spread]
+        self.axes["p"] = [0 if i in spread else axis for i, axis in enumerate(flow.axes["p"])]
 
     def zero(self):
         return jax.tree.map(jnp.zeros_like, self.p)
 
     def leaves(self, p_bar) -> list:
-        return p_bar
+        return [jnp.sum(g, axis=0) if summed else g for g, summed in zip(p_bar, self.summed, strict=True)]
 
     def pull(self, steps: Steps, w, lam, p_bar, left):
         flow, tableau = self.flow, self.flow.settings.tableau
@@ -125,13 +130,17 @@ class InSequence:
             j = jnp.maximum(left - 1, 0)
             weights = explicit.dense_weights(tableau, theta_in(times, ts[j]), k_bar.dtype)
             here = jnp.where(is_due, w[j], 0)
-            in_k = times[2].astype(k_bar.dtype) * weights[:, None] * here
-            return z_bar + last[:, None] * here, k_bar + last[:, None, None] * in_k, left - is_due.astype(jnp.int32)
+            in_k = times[2].astype(k_bar.dtype) * weights[:, None] * here[None]
+            return (
+                z_bar + last[:, None] * here[None],
+                k_bar + last[:, None, None] * in_k[None],
+                left - is_due.astype(jnp.int32),
+            )
 
         def start(lam, times):
             """The cotangents of z and of its stages (2^k, stages, n) that come from the next state."""
             b = jnp.asarray(tableau.B, lam.dtype) * times[2].astype(lam.dtype)
-            k_bar = b[:, None] * jnp.where(times[2] == 0, 0, lam)[:, None, :]
+            k_bar = b[None, :, None] * jnp.where(times[2] == 0, 0, lam)[:, None, :]
             return lam, jnp.pad(k_bar, [(0, 0), (0, extra), (0, 0)])
 
         def body(i, carry):
@@ -145,7 +154,7 @@ class InSequence:
                 z_bar, k_bar, left = while_loop(lambda s: jnp.any(is_due(s[2])), add, (z_bar, k_bar, left))
 
             def pulled(extra, k_bar):
-                stages = lanes.map(all_stages(flow, extra), (0, flow.params_axes, 0, 0))
+                stages = lanes.map(all_stages(flow, extra), (0, self.axes, 0, 0))
                 at = lambda z, p: stages(z, replace(flow.params, self.wanted, p), times, flow.t1)
                 return jax.vjp(at, z, self.p)[1](k_bar)
 

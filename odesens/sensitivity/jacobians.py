@@ -21,14 +21,16 @@ from ..integrate.replay import theta_in
 from .augment import Flow, replace, select
 
 DIRECTIONS_MAX = 24  # directions (2^k n + wanted parameters) up to which this is used
+LANES_MAX = 32  # lanes up to which it is used: many lanes fill a vector by themselves
 CHUNK = 64  # steps or saves linearised at once, over all lanes
 
 
 def applies(flow: Flow, wanted: list[int]) -> bool:
-    """Whether the problem is real, small, and has a forward mode."""
+    """Whether the problem is real and small, with few lanes and a forward mode."""
     leaves = select(flow.p, wanted)
     real = all(jnp.issubdtype(x.dtype, jnp.floating) for x in [flow.u0, *leaves])
-    return real and flow.field.has_forward_mode and _directions(flow, wanted) <= DIRECTIONS_MAX
+    small = (flow.lanes.size or 1) <= LANES_MAX and _directions(flow, wanted) <= DIRECTIONS_MAX
+    return real and small and flow.field.has_forward_mode
 
 
 def _sizes(flow: Flow, wanted: list[int]) -> list[int]:
