@@ -21,7 +21,7 @@ class SensitivityAlgorithm:
 
 @dataclass(frozen=True)
 class DiscreteAdjoint(SensitivityAlgorithm):
-    """The exact derivative of the discrete solution, the default.
+    """The exact derivative of the discrete solution, the default but for discretised fields (see `choose`).
 
     Each accepted step is a map u_(i+1) = S(t_i, u_i, p, dt_i); with the step sizes frozen, tangents are pushed and
     cotangents pulled through the recorded maps. No second adaptive solve and no tolerance of its own; forward and
@@ -114,3 +114,17 @@ class ForwardSensitivity(ContinuousAlgorithm):
     """
 
     residual: ClassVar[str] = "nothing"
+
+
+MANY_STATES = 64
+
+
+def choose(settings, n: int, n_p: int) -> SensitivityAlgorithm:
+    """The algorithm where none is named, by the number n of states and n_p of differentiable parameter entries.
+
+    Many states with few parameters are discretised fields, where stability and not accuracy holds the steps: the
+    discrete gradient is then inexact in single components, and `GaussAdjoint`, whose error control sees lam, costs about
+    the same. Otherwise `DiscreteAdjoint` is the fastest (benchmarks/choice.py).
+    """
+    discretised = settings.adaptive and n > MANY_STATES and n_p <= 4 * n
+    return GaussAdjoint() if discretised else DiscreteAdjoint()

@@ -24,7 +24,7 @@ from .methods.controller import PIController, PIDController
 from .primitive import flow
 from .problem import ODEProblem, check_options, check_tspan
 from .saveat import as_array, concrete, saved_times
-from .sensealg import ContinuousAlgorithm, DiscreteAdjoint, SensitivityAlgorithm
+from .sensealg import ContinuousAlgorithm, DiscreteAdjoint, SensitivityAlgorithm, choose
 from .solution import ODESolution
 
 DEFAULTS = {
@@ -78,7 +78,8 @@ def solve(
         The largest number of attempted steps (100 000). It costs nothing where it is not used: the record that
         derivatives need keeps at most 1024 checkpoints, between which steps are made again.
     sensealg : sensitivity algorithm
-        How derivatives are computed; `DiscreteAdjoint()` by default. See `odesens.sensealg`.
+        How derivatives are computed. Default: `GaussAdjoint()` for adaptive solves of more than 64 states with at most
+        four times as many entries in p and in what f captures, else `DiscreteAdjoint()`; see `odesens.sensealg`.
     throw : bool
         Whether an eager call that fails raises `SolveError`. Under a transform nothing can raise: values that were not
         reached are NaN, `sol.retcode` says why, gradients are NaN.
@@ -115,6 +116,8 @@ def solve(
     ts = saved_times(merged["saveat"], t0, t1, dtype)
     settings = make_settings(alg, field, merged)
     sensealg = check_sensealg(merged["sensealg"], settings)
+    if sensealg is None:
+        sensealg = choose(settings, field.state.size, sum(math.prod(np.shape(x)) for x in p_leaves))
     u_leaves, u_tree = jax.tree.flatten(u)
     names = tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(u))
     spec = Spec(field, settings, sensealg, bool(merged["throw"]), names)
@@ -359,9 +362,9 @@ def make_settings(alg, field, merged: dict) -> Settings:
     )
 
 
-def check_sensealg(sensealg, settings: Settings) -> SensitivityAlgorithm:
+def check_sensealg(sensealg, settings: Settings) -> SensitivityAlgorithm | None:
     if sensealg is None:
-        return DiscreteAdjoint()
+        return None
     if isinstance(sensealg, type) and issubclass(sensealg, SensitivityAlgorithm):
         raise TypeError(f"sensealg must be an instance: write {sensealg.__name__}() instead of {sensealg.__name__}")
     if not isinstance(sensealg, SensitivityAlgorithm):
