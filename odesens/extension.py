@@ -343,7 +343,7 @@ def compiled_whole(fun: Callable, *args, otherwise: Callable | None = None):
     if not here or varying_axes(*leaves):
         return otherwise(*args)
     closed, shape = jax.make_jaxpr(lambda *xs: fun(*jax.tree.unflatten(tree, xs)), return_shape=True)(*leaves)
-    if not can_be_whole(closed.jaxpr):
+    if not can_be_whole(closed.jaxpr) or count_equations(closed.jaxpr) > _WHOLE_EQUATIONS:
         return otherwise(*args)
     run = jex.jaxpr_as_fun(_without_consts(closed))
     operands = [*closed.consts, *leaves]
@@ -375,6 +375,7 @@ def _without_consts(closed):
 
 
 _WHOLE_TESTED = jax.__version_info__ < (0, 11)
+_WHOLE_EQUATIONS = 3000  # above, one function of all of them takes long to compile: 10 s at 3 700, 240 s at 11 000
 _WHOLE_SIZE = 2**14  # entries of arrays in elementwise arithmetic
 _WHOLE_REDUCED = 2**11  # entries of arrays that are reduced: XLA hands larger reductions to a library
 _WHOLE_ANY_SIZE = set(
@@ -389,6 +390,11 @@ _WHOLE = _WHOLE_ANY_SIZE | set(
     "neg nextafter not or pad pow real reduce_and reduce_or reduce_prod reduce_sum rem reshape rev round rsqrt "
     "select_n sign sin sinh split sqrt square squeeze stack stop_gradient sub tan tanh transpose unstack xor".split()
 )
+
+
+def count_equations(jaxpr) -> int:
+    """The number of equations of a jaxpr, those of nested jaxprs included."""
+    return len(jaxpr.eqns) + sum(count_equations(inner) for inner in subjaxprs(jaxpr))
 
 
 def can_be_whole(jaxpr) -> bool:

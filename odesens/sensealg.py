@@ -123,8 +123,8 @@ def choose(settings, n: int, n_p: int) -> SensitivityAlgorithm:
     """The algorithm where none is named, by the number n of states and n_p of differentiable parameter entries.
 
     Many states with few parameters are discretised fields, where stability and not accuracy holds the steps: the
-    discrete gradient is then inexact in single components, and `GaussAdjoint`, whose error control sees lam, costs about
-    the same. Otherwise `DiscreteAdjoint` is the fastest (benchmarks/choice.py).
+    discrete gradient is then inexact in single components, and `GaussAdjoint`, whose error control sees lam, costs
+    about the same. Otherwise `DiscreteAdjoint` is the fastest (benchmarks/choice.py).
     """
     discretised = settings.adaptive and n > MANY_STATES and n_p <= 4 * n
     return GaussAdjoint() if discretised else DiscreteAdjoint()

@@ -304,3 +304,38 @@ def test_extra_stages_are_evaluated_where_a_save_needs_them():
 
 def test_euler_has_no_error_estimate():
     assert EULER.b_err is None and not ode.Euler().adaptive
+
+
+@pytest.mark.parametrize("engine", [ode.DiscreteAdjoint(), ode.GaussAdjoint(), ode.InterpolatingAdjoint()], ids=name)
+def test_gradients_over_many_more_steps_than_checkpoints(engine):
+    """A rotation over 5 000 fixed steps, u = cos(p t): value, gradient, forward mode, lanes that take other steps."""
+    prob = ode.ODEProblem(lambda t, u, p: jnp.stack([p * u[1], -p * u[0]]), [1.0, 0.0], (0.0, 250.0))
+    ts = np.linspace(0.0, 250.0, 7)
+    options = {"saveat": ts, "adaptive": False, "dt0": 0.05, "sensealg": engine}
+    loss = lambda p: jnp.sum(ode.solve(prob, ode.Vern6(), p=p, **options).u[:, 0])
+    slope = lambda p: -np.sum(ts * np.sin(p * ts))
+    for program in (jax.grad, jax.jacfwd):
+        got = jax.jit(jax.vmap(program(loss)))(jnp.array([0.9, 0.3]))
+        np.testing.assert_allclose(got, [slope(0.9), slope(0.3)], rtol=1e-6)
+
+
+def test_every_step_of_a_solve_longer_than_its_record():
+    prob = ode.ODEProblem(lambda t, u, p: -u, 1.0, (0.0, 1.0))
+    sol = ode.solve(prob, ode.Tsit5(), adaptive=False, dt0=1 / 3000)
+    assert len(sol) == 3001
+    np.testing.assert_allclose(sol.u, np.exp(-sol.t), rtol=1e-12)
+    np.testing.assert_allclose(np.diff(sol.t), 1 / 3000, rtol=1e-9)
+    last = jax.grad(lambda u0: ode.solve(prob, ode.Tsit5(), u0=u0, adaptive=False, dt0=1 / 3000)[-1])(1.0)
+    np.testing.assert_allclose(last, np.exp(-1.0), rtol=1e-12)
+
+
+def test_dense_output_of_a_solve_longer_than_its_record():
+    prob = ode.ODEProblem(lambda t, u, p: jnp.cos(p * t), 0.0, (0.0, 2.0), 1.0)
+    sol = ode.solve(prob, ode.Tsit5(), adaptive=False, dt0=1 / 2000, saveat=[2.0], dense=True)
+    assert int(sol.stats.naccept) == 4000
+    ts = np.array([1.9999, 0.0, 0.00033, 1.2345, 2.0])
+    np.testing.assert_allclose(sol(ts), np.sin(ts), rtol=1e-12, atol=1e-15)
+    slope = jax.grad(lambda p: ode.solve(prob, p=p, adaptive=False, dt0=1 / 2000, saveat=[2.0], dense=True)(1.2345))(
+        1.0
+    )
+    np.testing.assert_allclose(slope, 1.2345 * np.cos(1.2345) - np.sin(1.2345), rtol=1e-10)

@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 
 import odesens as ode
+from odesens.extension import count_equations as equations
 from odesens.extension import subjaxprs
 
 from .problems import ENGINES
 
 LOOPS = ("while", "scan", "cond")
-
-
-def equations(jaxpr) -> int:
-    """The number of equations, those of nested jaxprs included; the flow primitive has none inside."""
-    return len(jaxpr.eqns) + sum(equations(inner) for inner in subjaxprs(jaxpr))
 
 
 def primitives(jaxpr) -> set:
@@ -132,3 +128,52 @@ def test_what_is_not_perturbed_costs_nothing():
         jaxpr = jax.make_jaxpr(jax.grad(of, argument))(jnp.ones(2), 0.5).jaxpr
         wants.append([e.params["call"].want for e in jaxpr.eqns if e.primitive.name == "ode_flow"][-1])
     assert wants == [(1, 0, 0, 0), (0, 1, 0, 0)]
+
+
+def test_a_large_field_is_compiled_a_constant_number_of_times():
+    """Whatever the number of stages: the operation that f has once is in the program as often for 16 as for 10."""
+
+    def f(t, u, p):
+        for i in range(40):
+            u = u + jnp.sin(i * u) * p
+        return jnp.arcsinh(u)
+
+    prob = ode.ODEProblem(f, jnp.ones(2), (0.0, 1.0), 0.1)
+    program = lambda derivative, alg: derivative(loss(prob, alg))
+    count = lambda derivative, alg: jax.jit(program(derivative, alg)).lower(0.1).as_text().count("asinh")
+    identity = lambda g: g
+    # at the start, for the first step size, and in the loop over the stages
+    assert count(identity, ode.Tsit5()) == count(identity, ode.DP5()) == 3
+    # and for the first stage and in the loop over those of dense output
+    assert count(identity, ode.Vern7()) == count(identity, ode.Vern9()) == 5
+    assert count(jax.grad, ode.Tsit5()) == count(jax.grad, ode.DP5())
+    assert count(jax.grad, ode.Vern7()) == count(jax.grad, ode.Vern9())
+
+
+def test_memory_does_not_follow_max_steps():
+    """The temporary memory of a compiled gradient: at most 1024 checkpoints, a chunk and a stack of them."""
+    prob = ode.ODEProblem(lambda t, u, p: jnp.stack([p * u[1], -p * u[0]]), jnp.ones(2), (0.0, 1.0))
+
+    def bytes_of(max_steps, lanes=None):
+        gradient = jax.grad(lambda p: jnp.sum(ode.solve(prob, p=p, saveat=[1.0], max_steps=max_steps).u))
+        gradient = gradient if lanes is None else jax.vmap(gradient)
+        p = jnp.ones(()) if lanes is None else jnp.ones(lanes)
+        return jax.jit(gradient).lower(p).compile().memory_analysis().temp_size_in_bytes
+
+    assert bytes_of(10**8) < 2 * bytes_of(5_000) < 1e6
+    assert bytes_of(10**8, 100) < 2 * bytes_of(5_000, 100)
+
+
+def test_the_choice_without_a_sensitivity_algorithm():
+    chosen = lambda n, n_p, **options: type(
+        ode.solve(
+            ode.ODEProblem(lambda t, u, p: -u * jnp.sum(p), jnp.ones(n), (0.0, 1e-3), jnp.ones(n_p)),
+            saveat=[1e-3],
+            **options,
+        )._call.spec.sensealg
+    )
+    assert chosen(2, 3) is ode.DiscreteAdjoint
+    assert chosen(65, 3) is ode.GaussAdjoint
+    assert chosen(65, 1000) is ode.DiscreteAdjoint
+    assert chosen(65, 3, adaptive=False, dt0=1e-3) is ode.DiscreteAdjoint
+    assert chosen(65, 3, sensealg=ode.BacksolveAdjoint()) is ode.BacksolveAdjoint
