@@ -18,10 +18,10 @@
 #
 # | where | use |
 # |---|---|
-# | no reason to choose | `DiscreteAdjoint()`, the default |
+# | no reason to choose | nothing: the default is `DiscreteAdjoint()`, and `GaussAdjoint()` for many states with few parameters |
 # | few states and few parameters | `ForwardSensitivity()` is often the cheapest |
 # | many states and parameters, tight tolerances | `GaussAdjoint()` |
-# | the record of steps does not fit into memory | `BacksolveAdjoint()`, with saves close enough to each other |
+# | even 1 024 checkpoints of the state do not fit into memory | `BacksolveAdjoint()`, with saves close enough to each other |
 # | to compare with other packages | `InterpolatingAdjoint()`, `QuadratureAdjoint()` |
 #
 # What follows describes each, measures all of them on one small problem and on one larger, and shows the trap in
@@ -76,10 +76,9 @@ ALGORITHMS = {
 # The error control covers $\lambda$ and $\bar p$ together: $n + n_p$ states backwards. A solid choice with moderately
 # many parameters where you want an error control on the gradient itself.
 #
-# **`QuadratureAdjoint`** solves for $\lambda$ alone, records its steps, and then computes
-# $\bar p = \int f_p^T \lambda\, dt$ by adaptive Gauss-Kronrod quadrature on each step. The backward solve has only $n$
-# states; the quadrature has its own error estimate, at the price of many evaluations and a second record. For many
-# parameters where that integral must be controlled.
+# **`QuadratureAdjoint`** solves for $\lambda$ alone, and computes $\bar p = \int f_p^T \lambda\, dt$ by adaptive
+# Gauss-Kronrod quadrature on each of its steps. The backward solve has only $n$ states; the quadrature has its own error
+# estimate, at the price of many evaluations. For many parameters where that integral must be controlled.
 #
 # **`GaussAdjoint`** is the same, but takes the integral by a few Gauss nodes inside each backward step as the step is
 # made. Nothing is recorded backwards, and the parameters cost a few products with $f_p^T$ a step, however many they

@@ -71,10 +71,10 @@ class InterpolatingAdjoint(ContinuousAlgorithm):
 
 @dataclass(frozen=True)
 class QuadratureAdjoint(ContinuousAlgorithm):
-    """The continuous adjoint, lam first, its mesh recorded; then int f_p^T lam dt by Gauss-Kronrod on each step.
+    """The continuous adjoint; int f_p^T lam dt by Gauss-Kronrod on each accepted backward step of lam.
 
-    The quadrature halves a step's panels until the Gauss-Kronrod estimate meets the tolerances. n states backward, one
-    more record. Good for many parameters and a tight tolerance. (SciMLSensitivity's `QuadratureAdjoint`; Piessens et
+    The quadrature halves a step's panels until the Gauss-Kronrod estimate meets the tolerances. n states backward.
+    Good for many parameters and a tight tolerance. (SciMLSensitivity's `QuadratureAdjoint`; Piessens et
     al., QUADPACK, 1983.)
     """
 
