@@ -141,12 +141,14 @@ class ODESolution:
 
     def _at(self, ts) -> list:
         call = self._call
-        if self._record is not None:
-            given = dataclasses.replace(call, given_record=True, mapped=(False,) * (len(self._operands) + RECORD))
-            return flow(given, *self._with_times(ts), *self._record)
         reverse = self._operands[call.i_t0] > self._operands[call.i_t1]
         order = jnp.argsort(jnp.where(reverse, -ts, ts))
-        us = flow(call, *self._with_times(ts[order]))[: call.n_u]
+        operands = self._with_times(ts[order])
+        if self._record is not None:
+            given = dataclasses.replace(call, given_record=True, mapped=(False,) * (len(self._operands) + RECORD))
+            us = flow(given, *operands, *self._record)
+        else:
+            us = flow(call, *operands)[: call.n_u]
         back = jnp.argsort(order)
         return [x[back] for x in us]
 

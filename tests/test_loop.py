@@ -339,3 +339,17 @@ def test_dense_output_of_a_solve_longer_than_its_record():
         1.0
     )
     np.testing.assert_allclose(slope, 1.2345 * np.cos(1.2345) - np.sin(1.2345), rtol=1e-10)
+
+
+@pytest.mark.parametrize("steps", [100, 1100])
+def test_derivatives_of_dense_output_at_times_in_any_order(steps):
+    """sum of u(q)^2 for u' = p u cos t, u = exp(p sin t), by the recorded steps, more of them than rows or fewer."""
+    prob = ode.ODEProblem(lambda t, u, p: p * u * jnp.cos(t), 1.0, (0.0, 3.0))
+    options = {"adaptive": False, "dt0": 3.0 / steps, "saveat": [3.0], "dense": True}
+    q = jnp.array([2.5, 0.1, 1.7, 1.7, 0.0, 3.0])
+    value = lambda p, q: jnp.sum(ode.solve(prob, ode.Tsit5(), p=p, **options)(q) ** 2)
+    exact = lambda p, q: jnp.sum(jnp.exp(2 * p * jnp.sin(q)))
+    for derivative in (jax.grad, jax.jacfwd):
+        for argument in (0, 1):
+            got = jax.jit(derivative(value, argument))(0.7, q)
+            np.testing.assert_allclose(got, jax.grad(exact, argument)(0.7, q), rtol=1e-8, atol=1e-8)
