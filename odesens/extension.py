@@ -176,7 +176,7 @@ class _Identity:
 
 
 _CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
-_RULE_DEPTH = 2  # custom rules within custom rules are compared this deep, then by what they compute undifferentiated
+_RULE_DEPTH = 6  # custom rules within custom rules are compared this deep, then by what they compute undifferentiated
 
 
 def jaxpr_key(closed, depth: int = _RULE_DEPTH) -> Hashable:
@@ -226,7 +226,7 @@ def _params_key(eqn, depth: int) -> Hashable:
         value = jaxpr_key(params["call_jaxpr"], depth)
         if depth == 0:
             return value
-        rule = _rule_jaxpr(eqn)
+        rule = None if params["symbolic_zeros"] else _rule_jaxpr(eqn)  # such a rule may ask which tangents are zero
         if rule is not None:
             return (value, jaxpr_key(rule, depth - 1), params["symbolic_zeros"])
     return tuple((k, _value_key(v, depth)) for k, v in sorted(params.items()))
@@ -420,6 +420,9 @@ _whole.def_abstract_eval(lambda *avals, closed: closed.out_avals)
 
 def _lower_whole(ctx, *operands, closed):
     outs = mlir.lower_fun(jax.jit(jex.jaxpr_as_fun(closed)), multiple_results=True)(ctx, *operands)
+    devices = ctx.module_context.axis_context
+    if not isinstance(devices, mlir.ShardingContext) or devices.num_devices != 1:
+        return outs  # XLA may put communication into the function, which cannot be compiled in this way
     text = mlir.ir.StringAttr.get
     marks: dict = {"inlineable": text("false"), "xla_cpu_small_call": text("true")}
     for value in (v for out in outs for v in (out if isinstance(out, (tuple, list)) else [out])):

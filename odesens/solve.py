@@ -177,7 +177,7 @@ def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
     call = dataclasses.replace(call, rows=recorded.rows)
     n = call.n_u
     record, info = outs[-RECORD:], outs[n:-RECORD]
-    if not any(isinstance(x, Tracer) for x in (*head, *outs)):
+    if not any(isinstance(x, Tracer) for x in (*head, *outs, t1)):
         return _rows(call, head, t1, u_tree, record, info)
     code, t_end = info[0], info[2]
     times, size = jax.lax.stop_gradient((record[0], record[2][0]))

@@ -352,3 +352,46 @@ def test_memory_is_bounded():
     assert len(field_module._TRACED) <= before
     large = jnp.zeros(2**18)
     assert not is_known(lambda t, u, p: u * large[0])
+
+
+def test_custom_rules_that_differ_deep_inside_are_different_fields():
+    """Rules within rules, three deep; and a rule that asks which tangents are symbolic zeros."""
+
+    def tower(slope):
+        inner = jax.custom_jvp(lambda x: jnp.cos(x))
+        inner.defjvp(lambda x, d: (jnp.cos(x[0]), slope * jnp.sin(x[0]) * d[0]))
+        middle = jax.custom_jvp(lambda x: jnp.sin(x))
+        middle.defjvp(lambda x, d: (jnp.sin(x[0]), inner(x[0]) * d[0]))
+        outer = jax.custom_jvp(lambda x: x**2)
+        outer.defjvp(lambda x, d: (x[0] ** 2, middle(x[0]) * d[0]))
+        return outer
+
+    def third(rule):
+        end = lambda p: ode.solve(ode.ODEProblem(lambda t, u, p: rule(p) + 0 * u, 0.0, (0.0, 1.0), p), saveat=[1.0]).u[
+            0
+        ]
+        return float(jax.grad(jax.grad(jax.grad(end)))(1.0))
+
+    for slope in (-1.0, 5.0):
+        np.testing.assert_allclose(third(tower(slope)), slope * np.sin(1.0), rtol=1e-6)
+
+    def asks(factor):
+        from jax.custom_derivatives import SymbolicZero
+
+        product = jax.custom_jvp(lambda x, y: x * y)
+
+        def rule(primals, tangents):
+            (x, y), (dx, dy) = primals, tangents
+            if type(dy) is SymbolicZero:
+                return x * y, factor * y * dx
+            return x * y, y * dx + x * dy
+
+        product.defjvp(rule, symbolic_zeros=True)
+        return product
+
+    def slope_of(rule):
+        f = lambda t, u, p: rule(p, jnp.ones(())) + 0 * u
+        return float(jax.grad(lambda p: ode.solve(ode.ODEProblem(f, 0.0, (0.0, 1.0), p), saveat=[1.0]).u[0])(1.0))
+
+    for factor in (3.0, 21.0):
+        np.testing.assert_allclose(slope_of(asks(factor)), factor, rtol=1e-9)

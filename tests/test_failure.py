@@ -182,3 +182,12 @@ def test_gradients_of_lanes(sensealg):
             assert np.all(np.isnan(some[~KEEP]))
         assert np.all(own_some[~KEEP] == 0), own_some
         np.testing.assert_allclose(shared_some, shared_good, rtol=1e-12)
+
+
+def test_a_failed_solve_has_no_gradient_even_where_its_derivative_is_cut_off():
+    """The branch that blows up does not depend on p: its gradient is NaN all the same, that of a good lane right."""
+    f = lambda t, u, p: jnp.where(p > 5, 10 * u**2, -p * u)
+    prob = ode.ODEProblem(f, 1.0, (0.0, 1.0), throw=False, saveat=[1.0])
+    end = lambda p: ode.solve(prob, p=p).u[0]
+    assert np.isnan(jax.grad(end)(6.0)) and np.isnan(jax.jit(jax.grad(end))(6.0)) and np.isnan(jax.jacfwd(end)(6.0))
+    np.testing.assert_allclose(jax.vmap(jax.grad(end))(jnp.array([6.0, 1.0])), [np.nan, -np.exp(-1.0)], rtol=1e-5)

@@ -371,3 +371,8 @@ def test_long_span_of_single_precision():
         sol = ode.solve(prob, ode.RK4(), saveat=np.array([stop]), dt0=1 / 128)
     assert sol.t[0] == stop and sol.stats.naccept == 2048
     np.testing.assert_allclose(sol.u, [16.0], rtol=1e-5)
+
+
+def test_the_end_alone_has_a_derivative_where_every_step_is_saved():
+    end = lambda t1: ode.solve(ode.ODEProblem(lambda t, u, p: -2 * u, 1.0, (0.0, t1)), reltol=1e-9).u[-1]
+    np.testing.assert_allclose([jax.grad(end)(1.0), jax.jacfwd(end)(1.0)], -2 * np.exp(-2.0), rtol=1e-7)

@@ -353,3 +353,19 @@ def test_derivatives_of_dense_output_at_times_in_any_order(steps):
         for argument in (0, 1):
             got = jax.jit(derivative(value, argument))(0.7, q)
             np.testing.assert_allclose(got, jax.grad(exact, argument)(0.7, q), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("alg, tol", [(ode.RK4(), 1e-5), (ode.Tsit5(), 1e-4)], ids=["RK4", "Tsit5"])
+def test_single_precision_far_out_has_right_dense_output_and_gradients(alg, tol):
+    """u = exp(-p (t - t0)) near t0 = 1e6, where float32 times are 0.06 apart and many steps begin at the same one."""
+    fixed = {} if alg.adaptive else {"dt0": 2 / 500}
+    prob = ode.ODEProblem(lambda t, u, p: -p * u, np.float32(1.0), (np.float32(1e6), np.float32(1e6 + 2)))
+    options = {"reltol": 2e-6, **fixed}
+    q = np.float32(1e6 + 1.5)
+    want = np.exp(-1.5)
+    dense = lambda p: ode.solve(prob, alg, p=p, saveat=[1e6 + 2], dense=True, **options)(q)
+    saved = lambda p: ode.solve(prob, alg, p=p, saveat=[1e6 + 1.5], sensealg=ode.DiscreteAdjoint(), **options).u[0]
+    one = np.float32(1.0)
+    np.testing.assert_allclose([dense(one), saved(one)], want, rtol=tol)
+    slopes = [d(f)(one) for d in (jax.grad, jax.jacfwd) for f in (dense, saved)]
+    np.testing.assert_allclose(slopes, -1.5 * want, rtol=tol)

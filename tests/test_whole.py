@@ -130,10 +130,26 @@ def test_a_problem_of_constants_alone_compiles():
 
 @pytest.mark.parametrize("spec", [PartitionSpec(), PartitionSpec("i")])
 def test_under_automatic_sharding(spec):
-    mesh = jax.make_mesh((2,), ("i",), devices=jax.devices()[:2])
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("i",))
     v = jax.device_put(V0, NamedSharding(mesh, spec))
     got = jax.jit(jax.grad(lambda v: loss_of(saved(v))))(v)
     close(got, jax.grad(lambda v: loss_of(saved(v)))(V0), 1e-12)
+
+
+def test_lanes_and_states_sharded_by_their_inputs():
+    """Inputs on several devices without a mesh being set: XLA partitions the program, loops included."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",))
+    spread = lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec("x")))
+    one = lambda u0, rate: ode.solve(ode.ODEProblem(lambda t, u, p: -p * u, u0, (0.0, 1.0), rate), saveat=[1.0]).u[0]
+    rates = jnp.linspace(0.1, 1.0, 8)
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(one, (None, 0)))(1.0, spread(rates)), np.exp(-rates), rtol=1e-5, err_msg="lanes"
+    )
+    slope = jax.jit(jax.vmap(jax.grad(one, 1), (None, 0)))(1.0, spread(rates))
+    np.testing.assert_allclose(slope, -np.exp(-rates), rtol=1e-5)
+    total = lambda u0: jnp.sum(one(u0, 0.5))
+    for program in (jax.jit(jax.grad(total)), jax.grad(total)):
+        np.testing.assert_allclose(program(spread(jnp.ones(4))), np.full(4, np.exp(-0.5)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -174,8 +174,10 @@ def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
     """The same for one lane: one cursor for each time."""
     record, sign = replay.record, direction(t0, t1)
     rows = jnp.arange(times.shape[0], dtype=jnp.int32)
-    known = jnp.where(rows <= record.size, sign * times[:, 0], jnp.inf)
-    row = jnp.clip(jnp.searchsorted(known, sign * ts, side="right").astype(jnp.int32) - 1, 0, record.size)
+    # times since t0: where t0 is far from zero, only these tell rows apart that differ in their tails
+    since = sign * ((times[:, 0] - t0) + times[:, 1])
+    known = jnp.where(rows <= record.size, since, jnp.inf)
+    row = jnp.clip(jnp.searchsorted(known, sign * (ts - t0), side="right").astype(jnp.int32) - 1, 0, record.size)
     after = jnp.minimum(row + 1, record.size)
     stop = times[after, :2]
     start = times[row]

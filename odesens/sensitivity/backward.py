@@ -48,17 +48,17 @@ def run(sweep: Sweep, y1, t0, t1, ts, acc=None):
     sign = direction(t0, t1)
     lane = _start(sweep, y1, t0, t1, m)
 
-    def target_save(saved, ts, t, sign):
+    def target_save(saved, ts, t, t_lo, sign):
         """Whether the next saved time is due at t, and that time."""
         next_t = ts[jnp.maximum(saved, 0)]
-        return (saved >= 0) & (sign * (next_t - t) >= 0), next_t
+        return (saved >= 0) & (sign * ((next_t - t) - t_lo) >= 0), next_t
 
     find = lanes.map(target_save)
 
     def due(lane):
         if m == 0:
             return jnp.zeros_like(lane.code, bool)
-        return find(lane.saved, ts, lane.t, sign)[0] & (lane.code <= 0)
+        return find(lane.saved, ts, lane.t, lane.t_lo, sign)[0] & (lane.code <= 0)
 
     def give_impulses(lane):
         if m == 0:
@@ -79,7 +79,7 @@ def run(sweep: Sweep, y1, t0, t1, ts, acc=None):
             lane, acc = carry
             stop = t_row
             if m:
-                _, next_t = find(lane.saved, ts, lane.t, sign)
+                _, next_t = find(lane.saved, ts, lane.t, lane.t_lo, sign)
                 stop = jnp.where((lane.saved >= 0) & (sign * (next_t - t_row) > 0), next_t, t_row)
             trial, new = _attempt(sweep, lane, stop, context)
             if sweep.accumulate is not None:

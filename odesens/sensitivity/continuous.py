@@ -19,7 +19,7 @@ from ..integrate.replay import Replay, backwards, reached
 from ..methods import explicit
 from .augment import Flow, augmented_task, replace, select
 from .backward import Sweep
-from .discrete import poison
+from .discrete import mark_failed, poison
 from .forward import settings_of, tolerances
 
 
@@ -182,14 +182,5 @@ def p_integral(adj: Adjoint, params, ts, z, lam):
 
 def outputs(adj: Adjoint, lam, p_bar: list, code):
     """u_bar, p_bar and the code; NaN where the backward solve failed."""
-    n = adj.flow.u0.shape[-1]
-    bad = (code != 0)[..., None]
-    u_bar = jnp.where(bad, jnp.nan, lam[..., :n])
-    axes = select(adj.params_axes["p"], adj.wanted)
-    any_bad = jnp.any(bad)
-
-    def mark(g, axis):
-        mine = bad.reshape(bad.shape[:1] + (1,) * (g.ndim - 1)) if axis == 0 and adj.flow.lanes.size else any_bad
-        return jnp.where(mine, jnp.nan, g)
-
-    return u_bar, [mark(g, axis) for g, axis in zip(p_bar, axes, strict=True)], code
+    u_bar = lam[..., : adj.flow.u0.shape[-1]]
+    return *mark_failed(adj.flow, adj.wanted, code != 0, u_bar, p_bar), code

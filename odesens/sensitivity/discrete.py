@@ -50,7 +50,9 @@ def adjoint(flow: Flow, w, wanted: list[int]):
     """
     record = augmented(flow, record=True).record if flow.order else flow.record
     assert record is not None
-    w = poison(w, reached(record, flow.lanes, flow.ts, flow.t0, flow.t1))
+    inside = reached(record, flow.lanes, flow.ts, flow.t0, flow.t1)
+    failed = jnp.any((w != 0) & ~inside[..., None], axis=(-2, -1))
+    w = poison(w, inside)
     one_by_one = lambda flow, record, w: sweep(flow, record, w, InSequence(flow, wanted))
     if jacobians.applies(flow, wanted):
         at_once = lambda flow, record, w: sweep(
@@ -67,7 +69,7 @@ def adjoint(flow: Flow, w, wanted: list[int]):
         w,
         otherwise=lambda values, record, w: at_once(pick(values), record, w),
     )
-    return u_bar, p_bar, jnp.zeros_like(record.code)
+    return *mark_failed(flow, wanted, failed, u_bar, p_bar), jnp.zeros_like(record.code)
 
 
 def sweep(flow: Flow, record: Record, w, engine):
@@ -121,8 +123,9 @@ class InSequence:
         extra = tableau.n_extra if m else 0
         last = jnp.asarray(np.arange(2**flow.order) == 2**flow.order - 1, lam.dtype)  # a save is of the last block
 
-        def due(ts, left, t, t0, t1):
-            return (left > 0) & (direction(t0, t1) * (ts[jnp.maximum(left - 1, 0)] - t) >= 0)
+        def due(ts, left, times, t0, t1):
+            late = (ts[jnp.maximum(left - 1, 0)] - times[0]) - times[1]
+            return (left > 0) & (direction(t0, t1) * late >= 0)
 
         def save(state, ts, w, times, is_due):
             """Add the cotangents of one save to those of z and of its stages."""
@@ -148,7 +151,7 @@ class InSequence:
             times, z = lanes.row(steps.times, i), lanes.row(steps.states, i)
             z_bar, k_bar = lanes.map(start)(lam, times)
             if m:
-                is_due = lambda left: lanes.map(due)(flow.ts, left, times[..., 0], flow.t0, flow.t1)
+                is_due = lambda left: lanes.map(due)(flow.ts, left, times, flow.t0, flow.t1)
                 add = lambda s: lanes.map(save)(s, flow.ts, w, times, is_due(s[2]))
                 any_due = jnp.any(is_due(left))
                 z_bar, k_bar, left = while_loop(lambda s: jnp.any(is_due(s[2])), add, (z_bar, k_bar, left))
@@ -243,6 +246,17 @@ def replay_of(flow: Flow, record: Record) -> Replay:
     task, _ = augmented_task(flow)
     settings = replace_fields(flow.settings_for(), controlled=flow.u0.shape[-1])
     return Replay(settings, task, flow.options, flow.axes["options"], flow.lanes, record)
+
+
+def mark_failed(flow: Flow, wanted: list[int], failed, u_bar, p_bar: list):
+    """The gradient with NaN where a lane `failed` ([lanes]); in what the lanes share, where any did."""
+    u_bar = jnp.where(failed[..., None], jnp.nan, u_bar)
+
+    def mark(g, axis):
+        own = axis == 0 and flow.lanes.size is not None
+        return jnp.where(failed.reshape(-1, *(1,) * (g.ndim - 1)) if own else jnp.any(failed), jnp.nan, g)
+
+    return u_bar, [mark(g, axis) for g, axis in zip(p_bar, select(flow.axes["p"], wanted), strict=True)]
 
 
 def poison(w, inside):

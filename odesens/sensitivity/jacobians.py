@@ -95,20 +95,21 @@ class SideBySide:
         flow, lanes = self.flow, self.flow.lanes
         block = max(1, min(CHUNK // (lanes.size or 1), flow.ts.shape[-1]))
         sign = lanes.map(direction)(flow.t0, flow.t1)[..., None]
-        first = steps.times[0, ..., 0][..., None]
+        first, first_lo = steps.times[0, ..., :1], steps.times[0, ..., 1:2]
 
         def pick(left):
             """The next saves to pull ([lanes], block), and which of them lie within these steps."""
             j = left[..., None] - 1 - jnp.arange(block, dtype=jnp.int32)
             at = jnp.maximum(j, 0)
             ts = jnp.take_along_axis(flow.ts, at, axis=-1)
-            return at, ts, (j >= 0) & (sign * (ts - first) >= 0)
+            return at, ts, (j >= 0) & (sign * ((ts - first) - first_lo) >= 0)
 
         def body(state):
             impulses, p_bar, left = state
             at, ts, due = pick(left)
-            find = lambda rows, ts, sign: jnp.searchsorted(sign * rows, sign * ts, side="right") - 1
-            row = lanes.map(find, (1, 0, 0))(steps.times[..., 0], ts, sign)
+            find = lambda rows, ts, sign: jnp.searchsorted(sign * rows, sign * ts, side="right").astype(jnp.int32) - 1
+            since = (steps.times[..., 0] - first[..., 0]) + steps.times[..., 1]
+            row = lanes.map(find, (1, 0, 0))(since, ts - first, sign)
             row = jnp.clip(row, 0, jnp.maximum(steps.count - 1, 0))
             times, z = lanes.gather(steps.times, row), lanes.gather(steps.states, row)
             w_due = jnp.where(due[..., None], jnp.take_along_axis(w, at[..., None], axis=-2), 0)
