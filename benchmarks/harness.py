@@ -256,8 +256,15 @@ def at_error(points: list, error: float) -> float | None:
 # ---------------------------------------------------------------- timing
 
 
+QUICK = 5e-3  # seconds
+
+
 def interleaved(programs: dict, seconds: float = 1.5, most: int = 200) -> dict:
-    """Median seconds of each warm program, called in turn, so that a slow minute slows all of them."""
+    """Median seconds of each warm program, called in turn, so that a slow minute slows all of them.
+
+    A quick program is called once more just before it is timed: otherwise what ran before it decides how much of its
+    code and data is still in the caches.
+    """
     once = {}
     for name, run in programs.items():
         start = time.perf_counter()
@@ -269,6 +276,8 @@ def interleaved(programs: dict, seconds: float = 1.5, most: int = 200) -> dict:
     for i in range(total):
         for name, run in programs.items():
             if (i * rounds[name]) // total != ((i + 1) * rounds[name]) // total:
+                if once[name] < QUICK:
+                    run()
                 start = time.perf_counter()
                 run()
                 times[name].append(time.perf_counter() - start)
