@@ -47,7 +47,9 @@ def gap(f, n, seed=0):
 @pytest.mark.parametrize("n", [1, 2, 30, 300])
 @pytest.mark.parametrize("alg", METHODS, ids=lambda a: type(a).__name__)
 def test_pairing_for_every_method_and_size(alg, n):
-    assert gap(states(alg, n), n) < 1e-12
+    """To rounding: that of the dense output's weights, whose coefficients reach 3e4 for Vern6 and 2e5 for Vern8."""
+    rounding = np.finfo(float).eps * np.abs(alg.tableau.B_CENTRED).max()
+    assert gap(states(alg, n), n) < max(1e-12, rounding)
 
 
 def test_pairing_at_second_order():
