@@ -17,12 +17,11 @@ from dataclasses import dataclass
 
 from .field import Field
 from .integrate.loop import Options, Settings
-from .integrate.record import FIELDS, rows_for
+from .integrate.record import rows_for
 from .sensealg import SensitivityAlgorithm
 
 NONE, LANE, SHARED = 0, 1, 2  # a component of A_k's gradient: not wanted, one per lane, the sum over lanes
 RECORD = 4  # arrays of a record
-TIMES = FIELDS  # columns of its first
 _OPTIONS = len(Options._fields)
 
 

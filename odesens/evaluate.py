@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from . import diagnosis
-from .call import LANE, NONE, RECORD, SHARED, TIMES, Call
+from .call import LANE, NONE, RECORD, SHARED, Call
 from .extension import vary, varying_axes
 from .integrate.lanes import Lanes
 from .integrate.loop import Options, Task, integrate
-from .integrate.record import Record
+from .integrate.record import FIELDS, Record
 from .sensitivity import ENGINES, discrete
 from .sensitivity.augment import Flow
 
@@ -148,7 +148,7 @@ def _saves_record(call: Call, flow: Flow, result) -> Record:
     states = jnp.concatenate([result.us, result.lane.u[..., None, :]], axis=-2)
     states = jnp.moveaxis(states, -2, 0)
     rows = call.record_rows(flow.ts.shape[-1])
-    times = jnp.zeros((rows, *flow.t0.shape, TIMES), flow.t0.dtype)
+    times = jnp.zeros((rows, *flow.t0.shape, FIELDS), flow.t0.dtype)
     return Record(times, states[:rows], jnp.zeros(2, jnp.int32), result.lane.code)
 
 

@@ -28,8 +28,9 @@ import jax
 import jax.numpy as jnp
 
 from . import evaluate
-from .call import LANE, NONE, RECORD, SHARED, TIMES, Call
+from .call import LANE, NONE, RECORD, SHARED, Call
 from .extension import Typing, Zero, automatic, is_undefined_primal, make_primitive, zero_tangent
+from .integrate.record import FIELDS
 
 
 def flow(call: Call, *operands) -> list:
@@ -99,7 +100,7 @@ def _results(call: Call, operands, typing: Typing) -> list:
     if call.emit_record:
         rows = call.record_rows(m)
         out += [
-            ((rows, *lane_shape, TIMES), operands[call.i_t0].dtype, (None, *lane_spec)),
+            ((rows, *lane_shape, FIELDS), operands[call.i_t0].dtype, (None, *lane_spec)),
             ((rows, *lane_shape, state.size), state.dtype, (None, *lane_spec)),
             ((2,), jnp.int32, (None,)),
             (lane_shape, jnp.int32, lane_spec),

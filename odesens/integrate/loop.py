@@ -19,7 +19,7 @@ from ..methods.controller import PIDController, initial_step, log_error
 from ..methods.tableaus import Tableau
 from ..status import ReturnCode
 from .lanes import Lanes
-from .record import Record, writer
+from .record import Record, elapsed, writer
 
 RUNNING = -1
 
@@ -327,7 +327,7 @@ def follow(mesh: Record, lanes: Lanes, lane: Lane, options: Options, i):
     """The lanes about to take step i of a mesh whatever its error, the options for that, and which lanes stay."""
     frozen = mesh.stride == 1
     here, there = (lanes.row(mesh.times, jnp.minimum(j, mesh.size)) for j in (i, i + 1))
-    dt = (there[..., 0] - here[..., 0]) + (there[..., 1] - here[..., 1])
+    dt = elapsed(here, there)
     idle = frozen & (dt == 0)
     code = jnp.where(idle & (lane.code == RUNNING), int(ReturnCode.Success), lane.code)
     tried = lane._replace(dt=jnp.where(frozen, dt, lane.dt), code=code.astype(jnp.int32))

@@ -118,5 +118,9 @@ def steps_between(times, states, count, stop) -> Steps:
     used = (jnp.arange(times.shape[0], dtype=jnp.int32) < count).reshape(-1, *(1,) * (times.ndim - 1))
     start = jnp.where(used, times[..., :2], stop)
     end = jnp.concatenate([start[1:], stop[None]])
-    dt = (end[..., 0] - start[..., 0]) + (end[..., 1] - start[..., 1])
-    return Steps(jnp.concatenate([start, dt[..., None]], axis=-1), states, count)
+    return Steps(jnp.concatenate([start, elapsed(start, end)[..., None]], axis=-1), states, count)
+
+
+def elapsed(start, end):
+    """The time between two instants (.., 2 or more), each a head and its tail."""
+    return (end[..., 0] - start[..., 0]) + (end[..., 1] - start[..., 1])

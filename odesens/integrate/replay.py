@@ -19,7 +19,7 @@ from ..extension import vary, varying_axes, while_loop
 from ..status import ReturnCode
 from .lanes import Lanes
 from .loop import RUNNING, Lane, Options, Settings, Task, direction, in_order, stepper
-from .record import Record, steps_between, writer
+from .record import Record, elapsed, steps_between, writer
 
 CHUNK = 128  # steps replayed and handed out at once
 
@@ -181,8 +181,8 @@ def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
     after = jnp.minimum(row + 1, record.size)
     stop = times[after, :2]
     start = times[row]
-    dt = (stop[:, 0] - start[:, 0]) + (stop[:, 1] - start[:, 1])
-    found_times, found = jnp.concatenate([start[:, :2], dt[:, None]], axis=1), states[row]
+    found_times = jnp.concatenate([start[:, :2], elapsed(start, stop)[:, None]], axis=1)
+    found = states[row]
     if replay.strided:
         one = replay._replace(lanes=Lanes(ts.shape[0]), task=replay.task._replace(p=p, p_axes=None))
         step = stepper(replay.settings, one.task, None, one.lanes)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ..extension import count_down
 from ..integrate.loop import Options, Settings, integrate
 from ..integrate.record import Steps, rows_for
-from ..integrate.replay import Replay, backwards, reached
+from ..integrate.replay import Replay, backwards, reached, theta_in
 from ..methods import explicit
 from .augment import Flow, augmented_task, replace, select
 from .backward import Sweep
@@ -113,9 +113,8 @@ def recorded_step(adj: Adjoint, times, z) -> tuple[Any, Step]:
 
 def state_at(adj: Adjoint, step: Step, t):
     """z(t) within a recorded step of one lane."""
-    start, start_lo, dt = step.times
-    theta = jnp.clip(((t - start) - start_lo) / jnp.where(dt == 0, 1, dt), 0, 1)
-    return explicit.interpolate(adj.flow.settings.tableau, step.z, dt, step.k, theta)
+    theta = theta_in(step.times, t)
+    return explicit.interpolate(adj.flow.settings.tableau, step.z, step.times[2], step.k, theta)
 
 
 def pullback(adj: Adjoint, t, z, params, lam):

@@ -53,22 +53,12 @@ def adjoint(flow: Flow, w, wanted: list[int]):
     inside = reached(record, flow.lanes, flow.ts, flow.t0, flow.t1)
     failed = jnp.any((w != 0) & ~inside[..., None], axis=(-2, -1))
     w = poison(w, inside)
-    one_by_one = lambda flow, record, w: sweep(flow, record, w, InSequence(flow, wanted))
+    one_by_one = lambda record, w: sweep(flow, record, w, InSequence(flow, wanted))
+    at_once = None
     if jacobians.applies(flow, wanted):
-        at_once = lambda flow, record, w: sweep(
-            flow, record, w, jacobians.SideBySide(flow, wanted, one_step(flow), one_dense(flow))
-        )
-    else:
-        at_once = one_by_one
-    numbers = ("u0", "p", "aux", "t0", "t1", "ts", "options", "xs")
-    pick = lambda values: flow._replace(**dict(zip(numbers, values, strict=True)))
-    u_bar, p_bar = compiled_whole(
-        lambda values, record, w: one_by_one(pick(values), record, w),
-        [getattr(flow, name) for name in numbers],
-        record,
-        w,
-        otherwise=lambda values, record, w: at_once(pick(values), record, w),
-    )
+        engine = jacobians.SideBySide(flow, wanted, one_step(flow), one_dense(flow))
+        at_once = lambda record, w: sweep(flow, record, w, engine)
+    u_bar, p_bar = compiled_whole(one_by_one, record, w, otherwise=at_once)
     return *mark_failed(flow, wanted, failed, u_bar, p_bar), jnp.zeros_like(record.code)
 
 
@@ -103,13 +93,12 @@ class InSequence:
 
     def __init__(self, flow: Flow, wanted: list[int]):
         self.flow, self.wanted = flow, wanted
-        self.axes, self.p = dict(flow.params_axes), select(flow.p, wanted)
         # few parameters that lanes share: a gradient for each lane, summed at the end, costs less than a sum each step
-        shared = [i for i in wanted if flow.lanes.size is not None and flow.axes["p"][i] is None]
-        self.summed = [flow.p[i].size <= FEW and i in shared for i in wanted]
-        self.p = [flow.lanes.spread(x) if spread else x for x, spread in zip(self.p, self.summed, strict=True)]
-        spread = [i for i, spread in zip(wanted, self.summed, strict=True) if spread]
-        self.axes["p"] = [0 if i in spread else axis for i, axis in enumerate(flow.axes["p"])]
+        lanes, axes = flow.lanes, flow.axes["p"]
+        few = lambda i: lanes.size is not None and axes[i] is None and flow.p[i].size <= FEW
+        self.summed = [few(i) for i in wanted]
+        self.p = [lanes.spread(flow.p[i]) if few(i) else flow.p[i] for i in wanted]
+        self.axes = {**flow.params_axes, "p": [0 if i in wanted and few(i) else a for i, a in enumerate(axes)]}
 
     def zero(self):
         return jax.tree.map(jnp.zeros_like, self.p)

@@ -96,6 +96,7 @@ class SideBySide:
         block = max(1, min(CHUNK // (lanes.size or 1), flow.ts.shape[-1]))
         sign = lanes.map(direction)(flow.t0, flow.t1)[..., None]
         first, first_lo = steps.times[0, ..., :1], steps.times[0, ..., 1:2]
+        since = (steps.times[..., 0] - first[..., 0]) + steps.times[..., 1]
 
         def pick(left):
             """The next saves to pull ([lanes], block), and which of them lie within these steps."""
@@ -108,7 +109,6 @@ class SideBySide:
             impulses, p_bar, left = state
             at, ts, due = pick(left)
             find = lambda rows, ts, sign: jnp.searchsorted(sign * rows, sign * ts, side="right").astype(jnp.int32) - 1
-            since = (steps.times[..., 0] - first[..., 0]) + steps.times[..., 1]
             row = lanes.map(find, (1, 0, 0))(since, ts - first, sign)
             row = jnp.clip(row, 0, jnp.maximum(steps.count - 1, 0))
             times, z = lanes.gather(steps.times, row), lanes.gather(steps.states, row)
