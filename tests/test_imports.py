@@ -11,7 +11,7 @@ ROOT = Path(odesens.__file__).parent
 
 # from the ground up; a module may import from its own room and from those below
 ROOMS = [
-    ["status", "extension", "fingerprint", "xla"],
+    ["status", "extension", "fingerprint", "pattern", "sparsity", "xla"],
     ["methods"],
     ["algorithms", "field", "sensealg"],
     ["integrate"],
@@ -21,8 +21,9 @@ ROOMS = [
     ["evaluate"],
     ["primitive"],
     ["problem", "saveat"],
-    ["solution"],
+    ["inputs", "solution"],
     ["solve"],
+    ["jacobian_check"],
     ["__init__"],
     ["__main__"],
 ]
