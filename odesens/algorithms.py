@@ -3,18 +3,43 @@
 Owns: `Tsit5()`, `Vern7()`, .. as plain data. Must not know: how a step is taken.
 """
 
+import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .methods import tableaus
-from .methods.tableaus import Tableau
+from .methods.linear import Linear
+from .methods.tableaus import AutoSwitch, EsdirkTableau, RosenbrockTableau, Tableau
 
 
 @dataclass(frozen=True)
-class ExplicitRungeKutta:
-    """Base of the explicit Runge-Kutta methods; `tableau` holds coefficients and citation."""
+class LU:
+    """Linear systems by factorisation: LAPACK's, elementwise for few states, within the band where that is narrow."""
 
-    tableau: ClassVar[Tableau]
+
+@dataclass(frozen=True)
+class GMRES:
+    """Linear systems by restarted GMRES on products with the Jacobian, which is never formed: for 10^4 states and more.
+
+    Parameters
+    ----------
+    rtol : residual relative to the right-hand side at which it stops
+    restart : dimension of the Krylov space
+    """
+
+    rtol: float = 1e-10
+    restart: int = 30
+
+    def __post_init__(self):
+        if not 0 < self.rtol < 1 or self.restart < 1:
+            raise ValueError(f"GMRES needs 0 < rtol < 1 and restart >= 1, got rtol={self.rtol}, restart={self.restart}")
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Base of the methods; `tableau` holds coefficients and citation."""
+
+    tableau: ClassVar[Any]
 
     @property
     def order(self) -> int:
@@ -25,8 +50,106 @@ class ExplicitRungeKutta:
         """Whether the method has an embedded error estimate."""
         return self.tableau.b_err is not None
 
+    @property
+    def implicit(self) -> bool:
+        """Whether the method solves linear systems with the Jacobian."""
+        return not isinstance(self.tableau, Tableau)
+
+    def linear(self, default: Linear) -> Linear:
+        """How it solves linear systems, where `default` is what suits the problem."""
+        return default
+
+
+@dataclass(frozen=True)
+class ExplicitRungeKutta(Algorithm):
+    """Base of the explicit Runge-Kutta methods."""
+
+    tableau: ClassVar[Tableau]
+
+
+@dataclass(frozen=True, repr=False)
+class StiffAlgorithm(Algorithm):
+    """Base of the methods for stiff problems.
+
+    Parameters
+    ----------
+    linsolve : `LU()` or `GMRES()`; by default LU, within the band where the Jacobian's pattern has a narrow one.
+    """
+
+    tableau: ClassVar[Any]
+    linsolve: LU | GMRES | None = None
+
+    def __post_init__(self):
+        if not isinstance(self.linsolve, (LU, GMRES, type(None))):
+            raise TypeError(f"{type(self).__name__}: linsolve must be LU() or GMRES(), got {self.linsolve!r}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'' if self.linsolve is None else f'linsolve={self.linsolve!r}'})"
+
+    def linear(self, default: Linear) -> Linear:
+        if isinstance(self.linsolve, GMRES):
+            own = self.linsolve
+            return dataclasses.replace(default, kind="krylov", rtol=own.rtol, restart=own.restart)
+        return default
+
+
+class Rosenbrock(StiffAlgorithm):
+    """Base of the Rosenbrock methods: one Jacobian and one factorisation a step, no iteration."""
+
+    tableau: ClassVar[RosenbrockTableau]
+
+
+class Esdirk(StiffAlgorithm):
+    """Base of the ESDIRK methods: one Jacobian and one factorisation a step, simplified Newton iterations a stage."""
+
+    tableau: ClassVar[EsdirkTableau]
+
+
+@dataclass(frozen=True, repr=False)
+class AutoAlgorithm(StiffAlgorithm):
+    """An explicit method that gives way to a stiff one where the problem turns stiff, and takes over again after."""
+
+    nonstiff: ExplicitRungeKutta | None = None
+    stiff: StiffAlgorithm | None = None
+
+    def __post_init__(self):
+        if not isinstance(self.stiff, StiffAlgorithm) or isinstance(self.stiff, AutoAlgorithm):
+            raise TypeError(f"switching needs a stiff algorithm such as Rodas5P(), got {self.stiff!r}")
+
+    @property
+    def tableau(self) -> AutoSwitch:  # pyright: ignore[reportIncompatibleVariableOverride]
+        assert self.nonstiff is not None and self.stiff is not None
+        return AutoSwitch(self.nonstiff.tableau, self.stiff.tableau)
+
+    def linear(self, default: Linear) -> Linear:
+        assert self.stiff is not None
+        return self.stiff.linear(default)
+
+    def __repr__(self) -> str:
+        return f"Auto{type(self.nonstiff).__name__}({self.stiff!r})"
+
+
+def AutoTsit5(stiff: StiffAlgorithm) -> AutoAlgorithm:
+    """`Tsit5()` where the problem is not stiff, `stiff` where it is; each step is of one of them.
+
+    The explicit method gives way when |dt| |J|, estimated from its last two stages and one product with J, has exceeded
+    0.75 of the length of its region of stability in 11 more accepted steps than not; the stiff one when it has been
+    below in 4 more steps than not, |J| then being the largest row sum of the Jacobian. `stiff` may be Rosenbrock or
+    ESDIRK.
+    """
+    return AutoAlgorithm(nonstiff=Tsit5(), stiff=stiff)
+
+
+def AutoDP5(stiff: StiffAlgorithm) -> AutoAlgorithm:
+    """`DP5()` where the problem is not stiff, `stiff` where it is; see `AutoTsit5`."""
+    return AutoAlgorithm(nonstiff=DP5(), stiff=stiff)
+
 
 def _method(name: str, tableau: Tableau, what: str) -> type[ExplicitRungeKutta]:
+    return _class(ExplicitRungeKutta, name, tableau, what)
+
+
+def _class(base: type, name: str, tableau, what: str) -> Any:
     embedded = (
         f"; error estimate of order {tableau.embedded_order}" if tableau.b_err else "; no error estimate: give dt0"
     )
@@ -34,7 +157,7 @@ def _method(name: str, tableau: Tableau, what: str) -> type[ExplicitRungeKutta]:
         f"{what}\n\nOrder {tableau.order}{embedded}; dense output of order {tableau.dense_order}.\n\n{tableau.citation}"
     )
     body = {"tableau": tableau, "__doc__": doc, "__module__": __name__}
-    return dataclass(frozen=True)(type(name, (ExplicitRungeKutta,), body))
+    return dataclass(frozen=True, repr=issubclass(base, ExplicitRungeKutta))(type(name, (base,), body))
 
 
 Euler = _method("Euler", tableaus.EULER, "Euler's method.")
@@ -50,3 +173,14 @@ Vern7 = _method("Vern7", tableaus.VERN7, "Verner's most efficient 7(6) pair: tig
 Vern8 = _method("Vern8", tableaus.VERN8, "Verner's most efficient 8(7) pair.")
 Vern9 = _method("Vern9", tableaus.VERN9, "Verner's most efficient 9(8) pair: very tight tolerances.")
 DOP853 = _method("DOP853", tableaus.DOP853, "Hairer's 8(5,3) method, SciPy's DOP853.")
+
+Rosenbrock23 = _class(Rosenbrock, "Rosenbrock23", tableaus.ROSENBROCK23, "Shampine and Reichelt's 2(3) method, ode23s.")
+Rodas4 = _class(Rosenbrock, "Rodas4", tableaus.RODAS4, "Hairer and Wanner's RODAS, also for index-1 DAEs.")
+Rodas5P = _class(
+    Rosenbrock, "Rodas5P", tableaus.RODAS5P, "Steinebach's method of order 5: the default for stiff problems and DAEs."
+)
+TRBDF2 = _class(Esdirk, "TRBDF2", tableaus.TRBDF2, "The trapezoidal rule, then BDF2: loose tolerances.")
+Kvaerno3 = _class(Esdirk, "Kvaerno3", tableaus.KVAERNO3, "Kvaerno's stiffly accurate 3(2) method.")
+Kvaerno5 = _class(Esdirk, "Kvaerno5", tableaus.KVAERNO5, "Kvaerno's stiffly accurate 5(4) method.")
+KenCarp4 = _class(Esdirk, "KenCarp4", tableaus.KENCARP4, "Kennedy and Carpenter's 4(3) additive method.")
+KenCarp5 = _class(Esdirk, "KenCarp5", tableaus.KENCARP5, "Kennedy and Carpenter's 5(4) additive method.")

@@ -14,6 +14,7 @@ components of the gradient, and the return code of the backward solve.
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from .field import Field
 from .integrate.loop import Options, Settings
@@ -22,6 +23,7 @@ from .sensealg import SensitivityAlgorithm
 
 NONE, LANE, SHARED = 0, 1, 2  # a component of A_k's gradient: not wanted, one per lane, the sum over lanes
 RECORD = 4  # arrays of a record
+COUNTS = 4  # accepted and rejected steps, evaluations of f, factorisations
 _OPTIONS = len(Options._fields)
 
 
@@ -33,7 +35,9 @@ class Spec:
     settings: Settings
     sensealg: SensitivityAlgorithm
     throw: bool
+    alg: Any
     names: tuple[str, ...]  # of the state's leaves, for messages
+    initialise: str | None = None  # whether the algebraic equations at t0 are solved, "solve", or checked, "check"
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from .call import Spec
-from .methods import explicit
+from .methods import step
+from .methods.tableaus import RosenbrockTableau
 from .sensitivity.augment import Flow
 from .status import ReturnCode, SolveError
+
+STIFF = "likely cause: a stiff problem"
 
 
 def raise_solve(spec: Spec, flow: Flow, code: int, t, dt, u) -> None:
     """Raise the error of a failed forward solve that reached (t, u) and would have tried the step dt."""
-    retcode = ReturnCode(code)
+    retcode, cause = ReturnCode(code), _suspect(spec, flow, code, t, dt, u)
     lines = [
         f"the solve ended with ReturnCode.{retcode.name}: {retcode.cause}.",
         f"  reached t = {float(t):.10g} of the span ({float(flow.t0):.10g}, {float(flow.t1):.10g})",
-        f"  {_suspect(spec, flow, t, dt, u)}",
+        f"  {cause}",
         f"  what to do: {retcode.remedy}; throw=False returns what was reached instead of raising.",
     ]
-    raise SolveError("\n".join(lines), retcode, float(t))
+    raise SolveError("\n".join(lines), retcode, float(t), stiff=cause.startswith(STIFF))
 
 
 def check_adjoint(code: int) -> None:
@@ -38,9 +41,20 @@ def check_adjoint(code: int) -> None:
         )
 
 
-def _suspect(spec: Spec, flow: Flow, t, dt, u) -> str:
+def _inconsistent(spec: Spec, mass, right) -> str:
+    """The algebraic equation that u0 violates most."""
+    residual = mass.left @ (mass.left.T @ right)
+    worst = int(np.argmax(np.abs(np.where(np.isfinite(residual), residual, np.inf))))
+    size = float(np.linalg.norm(mass.left.T @ right))
+    return f"the residual of the algebraic equations at u0 is {size:.6g}, largest in that of {component(spec, worst)}"
+
+
+def _suspect(spec: Spec, flow: Flow, code: int, t, dt, u) -> str:
     """The component whose derivative is not finite, or whose error is the largest, with the likely cause."""
     f = lambda t, u: flow.field(t, u, flow.p, flow.aux)
+    mass = flow.settings.method.mass
+    if code == ReturnCode.InitialisationFailure and mass is not None:
+        return _inconsistent(spec, mass, np.asarray(f(flow.t0, flow.u0)))
     du = np.asarray(f(t, u))
     bad = np.flatnonzero(~np.isfinite(du))
     if bad.size:
@@ -60,22 +74,38 @@ def _suspect(spec: Spec, flow: Flow, t, dt, u) -> str:
     if size[largest] > 1e6 * max(1.0, float(start.max())):
         name = component(spec, largest)
         return f"likely cause: the solution runs to infinity near that time, {name} = {np.asarray(u)[largest]:.3g}"
-    tableau = flow.settings.tableau
-    k = explicit.stages(tableau, f, t, jnp.zeros_like(t), u, dt, f(t, u), flow.t1, roll=flow.settings.roll)
-    bad = np.flatnonzero(~np.all(np.isfinite(np.asarray(k)), axis=0))
+    method, tol = flow.settings.method, (flow.options.abstol, flow.options.reltol)
+    if code == ReturnCode.NonFinite and isinstance(method.tableau, RosenbrockTableau):
+        slope = np.asarray(jax.jvp(lambda t: f(t, u), (t,), (jnp.ones_like(t),))[1])
+        bad = np.flatnonzero(~np.isfinite(slope))
+        if bad.size:
+            name = component(spec, int(bad[0]))
+            return (
+                f"likely cause: df/dt, which Rosenbrock methods need, is {slope[bad[0]]} for d{name}/dt at that time; "
+                "use an ESDIRK method such as Kvaerno5()"
+            )
+    mode = jnp.zeros((), jnp.int32)
+    system = flow.system(flow.p, flow.aux, tol)
+    out = step.stages(method, system, t, jnp.zeros_like(t), u, dt, None, flow.t1, mode, exact=False)
+    bad = np.flatnonzero(~np.all(np.isfinite(np.asarray(out.k)), axis=0))
     if bad.size:
         return (
             f"likely cause: the field gives NaN or infinity for d{component(spec, int(bad[0]))}/dt just after that time"
         )
     rate = _stiffness(f, t, u)
     stiff = abs(float(dt)) * rate
-    if tableau.b_err is not None:
-        err = np.abs(np.asarray(jnp.tensordot(jnp.asarray(tableau.B_ERR, u.dtype), k[: tableau.stages], 1)))
+    if method.tableau.b_err is not None:
+        err = np.abs(np.asarray(step.error_estimate(method, dt, out, mode)))
         worst = component(spec, int(np.nanargmax(np.where(np.isfinite(err), err, np.inf))))
     else:
         worst = component(spec, int(np.argmax(np.abs(du))))
-    if stiff > 1.0:
-        return f"likely cause: a stiff problem (|J| |dt| = {stiff:.2g} at the end, {worst} has the largest error)"
+    if code in (ReturnCode.NewtonFailure, ReturnCode.SingularMatrix):
+        return f"|J| |dt| = {stiff:.2g} at the end, last dt = {float(dt):.3g}"
+    if stiff > 1.0 and not method.implicit:
+        return (
+            f"{STIFF} (|J| |dt| = {stiff:.2g} at the end, {worst} has the largest error); "
+            "use Rodas5P() or AutoTsit5(Rodas5P())"
+        )
     return (
         f"likely cause: a discontinuity or a long time span; {worst} has the largest error, last dt = {float(dt):.3g}"
     )

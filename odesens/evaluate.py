@@ -8,6 +8,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +17,22 @@ from . import diagnosis
 from .call import LANE, NONE, RECORD, SHARED, Call
 from .extension import vary, varying_axes
 from .integrate.lanes import Lanes
-from .integrate.loop import Options, Task, integrate
+from .integrate.loop import Options, integrate
 from .integrate.record import FIELDS, Record
+from .methods import initial
+from .methods.linear import Mass
+from .methods.step import velocity
 from .sensitivity import ENGINES, discrete
-from .sensitivity.augment import Flow
+from .sensitivity.augment import Flow, augmented_task
+from .status import ReturnCode
 
 
 def evaluate(call: Call, bind: Callable, *operands) -> list:
     """The results of one call; `bind(call, *operands)` is the primitive itself, for calls in terms of simpler ones."""
     operands = vary(operands, varying_axes(*operands))
-    if _times_active(call):
-        return _in_times(call, bind, operands)
+    initialised = call.spec.initialise is not None and bool(call.order or call.adjoint)
+    if initialised or _times_active(call):
+        return _composed(call, bind, operands)
     flow = unpack(call, operands)
     if call.adjoint:
         return _adjoint(call, flow, operands)
@@ -53,6 +59,17 @@ def unpack(call: Call, operands) -> Flow:
     def flat(indices):
         return state.pack([per_lane(i) for i in indices], lead)
 
+    field, settings = call.spec.field, call.spec.settings
+    method = settings.method
+    if method.mass is not None and not method.implicit_only:  # an explicit method solves u' = M^(-1) f
+        regular = method.mass
+        settings = replace(settings, method=replace(method, mass=None))
+
+        def divided(f, *, columns=False):
+            solve = jax.vmap(regular.solve, 1, 1) if columns else regular.solve
+            return lambda t, u, p, aux: solve(f(t, u, p, aux))
+    else:
+        divided = lambda f, **_: f
     p, p_axes = [], []
     for i in range(call.n_u, call.i_t0):
         own = call.adjoint and call.kinds[i] == LANE  # its gradient is per lane, so its value is too
@@ -81,9 +98,12 @@ def unpack(call: Call, operands) -> Flow:
         "options": Options(*(axis(i) for i in options)),
     }
     return Flow(
-        field=call.spec.field,
+        field=divided(field),
+        matrix=None if field.matrix is None else divided(field.matrix, columns=True),
+        parts=None if field.parts is None else (divided(field.parts[0]), divided(field.parts[1])),
+        has_forward_mode=field.has_forward_mode,
         sensealg=call.spec.sensealg,
-        settings=call.spec.settings,
+        settings=settings,
         lanes=lanes,
         u0=flat(range(call.n_u)),
         p=p,
@@ -123,24 +143,45 @@ def _leaves(call: Call, us) -> list:
 
 def _solve(call: Call, flow: Flow) -> list:
     """T_0 by integration, with how it ended and its record as the call wants them."""
-    params = {"p": flow.p, "aux": flow.aux}
-    axes = {"p": flow.axes["p"], "aux": flow.axes["aux"]}
-    f = lambda t, u, params: flow.field(t, u, params["p"], params["aux"])
-    task = Task(f, flow.u0, params, axes, flow.t0, flow.t1, flow.ts)
+    consistent = None
+    if call.spec.initialise is not None:
+        flow, consistent = initialised(call, flow)
+    task, options = augmented_task(flow)
     residual = call.spec.sensealg.residual
     on_mesh = call.emit_record and residual == "mesh"
     rows = call.record_rows(flow.ts.shape[-1]) if on_mesh else 0
-    result = integrate(flow.settings, task, flow.options, flow.axes["options"], flow.lanes, record=rows)
+    result = integrate(flow.settings, task, options, flow.axes["options"], flow.lanes, record=rows)
     out = _leaves(call, result.us)
     lane = result.lane
+    if consistent is not None:
+        code = jnp.where(consistent, lane.code, int(ReturnCode.InitialisationFailure)).astype(jnp.int32)
+        lane = lane._replace(code=code)
     if call.has_info:
-        counts = jnp.stack([lane.naccept, lane.nreject, lane.nf], axis=-1)
+        counts = jnp.stack([lane.naccept, lane.nreject, lane.nf, lane.nfactor], axis=-1)
         out += [lane.code, counts, lane.t, lane.dt, *_leaves(call, lane.u)]
     if call.emit_record:
         record = result.record if on_mesh else _saves_record(call, flow, result)
         assert record is not None
         out += [*record]
     return out
+
+
+def mass_of(call: Call) -> Mass:
+    mass = call.spec.settings.method.mass
+    assert mass is not None
+    return mass
+
+
+def initialised(call: Call, flow: Flow) -> tuple[Flow, Any]:
+    """`flow` from consistent initial states, and which lanes have one."""
+    check = call.spec.initialise == "check"
+
+    def one(params, u, t):
+        f = lambda t, u: flow.field(t, u, params["p"], params["aux"])
+        return initial.consistent(mass_of(call), f, t, u, params["tol"], check=check)
+
+    u0, ok = flow.lanes.map(one, (flow.params_axes, 0, 0))(flow.params, flow.u0, flow.t0)
+    return flow._replace(u0=jnp.where(ok[..., None], u0, jnp.nan)), ok
 
 
 def _saves_record(call: Call, flow: Flow, result) -> Record:
@@ -207,7 +248,7 @@ def without_unused_lanes(flow: Flow, w):
     return flow._replace(**dict(zip(names, values, strict=True))), unused
 
 
-# ---------------------------------------------------------------- derivatives in times
+# ---------------------------------------------------------------- derivatives in times and through initialisation
 
 
 def _times_active(call: Call) -> bool:
@@ -216,16 +257,17 @@ def _times_active(call: Call) -> bool:
     return any(any(s[times]) for s in call.slots) or any(call.kinds[times])
 
 
-def _in_times(call: Call, bind: Callable, operands) -> list:
-    """A call that moves times, as one on fixed times between two short exact flows.
+def _composed(call: Call, bind: Callable, operands) -> list:
+    """A call that moves times, as one on fixed times between two short exact flows; one that initialises, after that.
 
-        Phi(u0, p; t0 + d0, ts + d) = N(ts, Phi(N(t0 + d0, u0, -d0), p; t0, ts), d)
+        Phi(u0, p; t0 + d0, ts + d) = N(ts, Phi(N(t0 + d0, I(u0), -d0), p; t0, ts), d)
 
     where N(t, u, d) is the flow over a vanishing time d, a polynomial in d whose derivatives at d = 0 are those of the
-    true flow up to the order that the call needs. At first order this is u_dot(ts) = T_1(u0_dot - f t0_dot) + f ts_dot.
+    true flow up to the order that the call needs, and I solves the algebraic equations at t0 + d0. At first order this
+    is u_dot(ts) = T_1(u0_dot - f t0_dot) + f ts_dot.
     """
     if call.lanes is None:
-        return _in_times_one(call, bind, *operands)
+        return _composed_one(call, bind, *operands)
     one = replace(
         call,
         lanes=None,
@@ -233,27 +275,40 @@ def _in_times(call: Call, bind: Callable, operands) -> list:
         want=call.want and tuple(LANE if k else NONE for k in call.want),
     )
     in_axes = [call.lane_axis(i) if call.is_mapped(i) else None for i in range(len(operands))]
-    outs = list(jax.vmap(functools.partial(_in_times_one, one, bind), in_axes, axis_size=call.lanes)(*operands))
+    outs = list(jax.vmap(functools.partial(_composed_one, one, bind), in_axes, axis_size=call.lanes)(*operands))
     for j, c in enumerate(call.wanted):
         if call.kinds[c] == SHARED:
             outs[j] = jnp.sum(outs[j], axis=0)
     return outs
 
 
-def _in_times_one(call: Call, bind: Callable, *operands) -> list:
+def _composed_one(call: Call, bind: Callable, *operands) -> list:
     state, field = call.spec.field.state, call.spec.field
     head = list(operands[: call.n_fixed + call.n_record])
     aux = operands[call.n_r : call.n_r + field.n_aux]
     t0, ts = operands[call.i_t0], operands[call.i_ts]
     order = call.order + call.adjoint
-    base = replace(call, slots=(), want=None, mapped=(False,) * len(head))
+    moves, initialise = _times_active(call), call.spec.initialise is not None
+    spec, method = replace(call.spec, initialise=None), call.spec.settings.method
+    base = replace(call, spec=spec, slots=(), want=None, mapped=(False,) * len(head))
 
     def fixed_times(r):
         u_leaves, p = r[: call.n_u], r[call.n_u : call.i_t0]
-        f = lambda t, u: field(t, u, p, aux)
+        right = lambda t, u: field(t, u, p, aux)
+        f = lambda t, u: velocity(method, right, t, u)
+        u = state.pack(u_leaves)
+        if initialise:
+            options = head[call.i_t1 + 1 :]
+            at_t0 = mass_of(call), right, r[call.i_t0], u, (options[1], options[0])
+            u, ok = initial.consistent(*at_t0, check=False)
+            if call.spec.initialise == "check":
+                ok = initial.consistent(*at_t0, check=True)[1]
+            u = u + jnp.where(ok, 0, jnp.nan)
+        if not moves:
+            return state.pack(bind(base, *state.unpack(u), *p, t0, ts, *head[call.n_r :])[: call.n_u], ts.shape)
         # at first order f need not be differentiated in time, which a field like sqrt(t) at t0 = 0 could not bear
         start = t0 if order == 1 else r[call.i_t0]
-        u = nudge(f, start, state.pack(u_leaves), -(r[call.i_t0] - t0), order)
+        u = nudge(f, start, u, -(r[call.i_t0] - t0), order)
         us = bind(base, *state.unpack(u), *p, t0, ts, *head[call.n_r :])[: call.n_u]
         us = state.pack(us, ts.shape)
         return jax.vmap(lambda t, u, d: nudge(f, t, u, d, order))(ts, us, r[call.i_ts] - ts)

@@ -151,11 +151,16 @@ def contains_primitive(jaxpr, name: str) -> bool:
 
 
 def subjaxprs(jaxpr) -> list:
-    """The jaxprs in the parameters of a jaxpr's equations, one level deep."""
-    values = [v for e in jaxpr.eqns for p in e.params.values() for v in (p if isinstance(p, (list, tuple)) else [p])]
+    """The jaxprs in the parameters of a jaxpr's equations, one level deep; of a linear solve, the one that it runs."""
+    params = [_solve_alone(e.params) if e.primitive.name == "custom_linear_solve" else e.params for e in jaxpr.eqns]
+    values = [v for q in params for p in q.values() for v in (p if isinstance(p, (list, tuple)) else [p])]
     return [
         v.jaxpr if isinstance(v, jex.ClosedJaxpr) else v for v in values if isinstance(v, (jex.Jaxpr, jex.ClosedJaxpr))
     ]
+
+
+def _solve_alone(params: dict) -> dict:
+    return {"solve": params["jaxprs"].solve}
 
 
 def jaxpr_effects(jaxpr) -> frozenset:
@@ -375,20 +380,21 @@ def _without_consts(closed):
 
 
 _WHOLE_TESTED = jax.__version_info__ < (0, 11)
-_WHOLE_EQUATIONS = 3000  # above, one function of all of them takes long to compile: 10 s at 3 700, 240 s at 11 000
+_WHOLE_EQUATIONS = 7000  # above, one function of all of them takes long to compile, 240 s at 11 000
 _WHOLE_SIZE = 2**14  # entries of arrays in elementwise arithmetic
 _WHOLE_REDUCED = 2**11  # entries of arrays that are reduced: XLA hands larger reductions to a library
 _WHOLE_ANY_SIZE = set(
-    "broadcast_in_dim cond copy copy_p dynamic_slice dynamic_update_slice gather jit pjit scan slice while".split()
+    "broadcast_in_dim cond copy copy_p dynamic_slice dynamic_update_slice expand_dims gather jit pjit reshape scan "
+    "slice squeeze while".split()
 )
 # without reduce_max and reduce_min: their derivative asks which entry equals the result, and a fused program may
 # compute the entry once more, with other roundings
 _WHOLE = _WHOLE_ANY_SIZE | set(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp concatenate conj "
-    "convert_element_type cos cosh custom_jvp_call custom_vjp_call div empty empty2 eq erf erfc exp exp2 "
-    "expand_dims expm1 floor ge gt imag integer_pow iota is_finite le lgamma log log1p logistic lt max min mul ne "
-    "neg nextafter not or pad pow real reduce_and reduce_or reduce_prod reduce_sum rem reshape rev round rsqrt "
-    "select_n sign sin sinh split sqrt square squeeze stack stop_gradient sub tan tanh transpose unstack xor".split()
+    "abs acos acosh add add_any and argmax asin asinh atan atan2 atanh cbrt ceil clamp concatenate conj "
+    "convert_element_type cos cosh custom_jvp_call custom_linear_solve custom_vjp_call div empty empty2 eq erf erfc "
+    "exp exp2 expm1 floor ge gt imag integer_pow iota is_finite le lgamma log log1p logistic lt max min "
+    "mul ne neg nextafter not or pad pow real reduce_and reduce_or reduce_prod reduce_sum rem rev round rsqrt "
+    "select_n sign sin sinh split sqrt square stack stop_gradient sub tan tanh tile transpose unstack xor".split()
 )
 
 
@@ -405,8 +411,10 @@ def can_be_whole(jaxpr) -> bool:
         name = eqn.primitive.name
         if name not in _WHOLE:
             return False
-        most = _WHOLE_REDUCED if name.startswith("reduce_") else _WHOLE_SIZE
         sizes = [getattr(v.aval, "size", 0) for v in (*eqn.invars, *eqn.outvars)]
+        # not over axes of length one
+        reduces = name == "argmax" or (name.startswith("reduce_") and sizes[0] != sizes[-1])
+        most = _WHOLE_REDUCED if reduces else _WHOLE_SIZE
         if name not in _WHOLE_ANY_SIZE and max(sizes, default=0) > most:
             return False
     return all(can_be_whole(inner) for inner in subjaxprs(jaxpr))

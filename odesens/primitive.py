@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from . import evaluate
-from .call import LANE, NONE, RECORD, SHARED, Call
+from .call import COUNTS, LANE, NONE, RECORD, SHARED, Call
 from .extension import Typing, Zero, automatic, is_undefined_primal, make_primitive, zero_tangent
 from .integrate.record import FIELDS
 
@@ -94,7 +94,7 @@ def _results(call: Call, operands, typing: Typing) -> list:
     out = [((*lane_shape, m, *shape), dtype, (*lane_spec, None, *spec)) for shape, dtype, spec in states]
     if call.has_info:
         time = operands[call.i_t0].dtype
-        out += [(lane_shape, jnp.int32, lane_spec), ((*lane_shape, 3), jnp.int32, lane_spec)]
+        out += [(lane_shape, jnp.int32, lane_spec), ((*lane_shape, COUNTS), jnp.int32, lane_spec)]
         out += [(lane_shape, time, lane_spec), (lane_shape, time, lane_spec)]
         out += [((*lane_shape, *shape), dtype, (*lane_spec, *spec)) for shape, dtype, spec in states]
     if call.emit_record:

@@ -3,10 +3,12 @@
 Owns: the problem as data, `remake`. Must not know: how it is solved.
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 from jaxtyping import PyTree
 
 OPTIONS = (
@@ -21,13 +23,28 @@ OPTIONS = (
     "controller",
     "max_steps",
     "sensealg",
+    "initializealg",
     "throw",
 )
 
 
+@dataclass(frozen=True)
+class BrownBasic:
+    """Solve the algebraic equations at t0 for what they determine; u0's differential part is kept. Differentiable.
+
+    u0's algebraic part is the first guess of Newton's method. (Brown, Hindmarsh, Petzold, SIAM J. Sci. Comput. 19,
+    1998.)
+    """
+
+
+@dataclass(frozen=True)
+class CheckInit:
+    """Refuse, with `ReturnCode.InitialisationFailure`, a u0 that does not obey the algebraic equations at t0."""
+
+
 @dataclass(frozen=True, eq=False)
 class ODEProblem:
-    """The initial value problem du/dt = f(t, u, p), u(t0) = u0.
+    """The initial value problem M du/dt = f(t, u, p), u(t0) = u0.
 
     Parameters
     ----------
@@ -41,6 +58,14 @@ class ODEProblem:
     p : pytree, optional
         Parameters: floating and complex arrays and Python floats are differentiable; integer, boolean and key arrays,
         None, strings, functions pass through.
+    mass_matrix : array (n, n) or (n,), optional
+        M, constant, real; n is the number of entries of u0, flattened leaf by leaf. A vector is a diagonal. Singular
+        ones make the problem a differential-algebraic one, which must be of index 1 and needs a stiff method.
+    jac : callable, optional
+        jac(t, u, p) returns df/du (n, n); the stiff methods factor it in place of one by forward mode. A wrong one
+        spoils the solution and its derivatives: try it with `check_jacobian`.
+    jac_sparsity : array or SciPy sparse array (n, n), or False, optional
+        What is not zero may be nonzero in df/du; False: all. By default found from f where there are many states.
     **options
         Any option of `solve`, as this problem's default.
 
@@ -54,22 +79,84 @@ class ODEProblem:
     u0: PyTree
     tspan: tuple
     p: PyTree = None
+    mass_matrix: Any = None
+    jac: Callable | None = None
+    jac_sparsity: Any = None
     options: dict = field(default_factory=dict)
 
-    def __init__(self, f: Callable, u0: PyTree, tspan: Any, p: PyTree = None, **options):
+    def __init__(
+        self,
+        f: Callable,
+        u0: PyTree,
+        tspan: Any,
+        p: PyTree = None,
+        *,
+        mass_matrix: Any = None,
+        jac: Callable | None = None,
+        jac_sparsity: Any = None,
+        **options,
+    ):
         if not callable(f):
-            raise TypeError(f"ODEProblem needs a function f(t, u, p) first, got {type(f).__name__}")
-        check_options(options, "ODEProblem")
+            raise TypeError(f"{type(self).__name__} needs a function f(t, u, p) first, got {type(f).__name__}")
+        if jac is not None and not callable(jac):
+            raise TypeError(f"jac must be a function jac(t, u, p), got {type(jac).__name__}")
+        check_options(options, type(self).__name__)
         object.__setattr__(self, "f", f)
         object.__setattr__(self, "u0", u0)
         object.__setattr__(self, "tspan", check_tspan(tspan))
         object.__setattr__(self, "p", p)
+        object.__setattr__(self, "mass_matrix", mass_matrix)
+        object.__setattr__(self, "jac", jac)
+        object.__setattr__(self, "jac_sparsity", jac_sparsity)
         object.__setattr__(self, "options", options)
+
+    @property
+    def functions(self) -> dict:
+        """The functions of (t, u, p) besides f that a solve may use, by name."""
+        return {} if self.jac is None else {"jac": self.jac}
 
     def __repr__(self) -> str:
         name = getattr(self.f, "__name__", type(self.f).__name__)
         options = "".join(f", {k}={v!r}" for k, v in self.options.items())
         return f"ODEProblem({name}, u0={self.u0!r}, tspan={self.tspan!r}, p={self.p!r}{options})"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class SplitODEProblem(ODEProblem):
+    """The initial value problem du/dt = f1(t, u, p) + f2(t, u, p), f1 stiff and f2 not.
+
+    `KenCarp4` and `KenCarp5` solve for f1 implicitly and take f2 explicitly, which costs less where f2 couples all
+    states or is expensive; all other methods solve the sum. Arguments as for `ODEProblem`, with two functions first;
+    `jac` and `jac_sparsity` are of f1.
+    """
+
+    f1: Any = None
+    f2: Any = None
+
+    def __init__(self, f1: Callable, f2: Callable, u0: PyTree, tspan: Any, p: PyTree = None, **options):
+        for f in (f1, f2):
+            if not callable(f):
+                raise TypeError(f"SplitODEProblem needs two functions f(t, u, p) first, got {type(f).__name__}")
+        if options.get("mass_matrix") is not None:
+            raise ValueError("SplitODEProblem takes no mass_matrix: write the sum as one ODEProblem")
+        object.__setattr__(self, "f1", f1)
+        object.__setattr__(self, "f2", f2)
+        super().__init__(_Sum(f1, f2), u0, tspan, p, **options)
+
+    @property
+    def functions(self) -> dict:
+        return {**super().functions, "implicit": self.f1, "explicit": self.f2}
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """f1 + f2 as one function."""
+
+    f1: Callable
+    f2: Callable
+
+    def __call__(self, t, u, p):
+        return jax.tree.map(operator.add, self.f1(t, u, p), self.f2(t, u, p))
 
 
 def check_tspan(tspan) -> tuple:
@@ -87,7 +174,7 @@ def check_options(options: dict, where: str) -> None:
 
 
 def remake(prob: ODEProblem, **changes) -> ODEProblem:
-    """A copy of the problem with the given parts exchanged: f, u0, tspan, p, and any option of `solve`.
+    """A copy of the problem with the given parts exchanged: f (f1, f2), u0, tspan, p, mass_matrix, options of `solve`.
 
     >>> import odesens as ode
     >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0)
@@ -96,7 +183,9 @@ def remake(prob: ODEProblem, **changes) -> ODEProblem:
     """
     if not isinstance(prob, ODEProblem):
         raise TypeError(f"remake needs an ODEProblem first, got {type(prob).__name__}")
-    parts = {k: changes.pop(k) for k in ("f", "u0", "tspan", "p") if k in changes}
-    check_options(changes, "remake (besides f, u0, tspan, p)")
-    kept = {k: getattr(prob, k) for k in ("f", "u0", "tspan", "p")}
-    return ODEProblem(**{**kept, **parts}, **{**prob.options, **changes})
+    split = isinstance(prob, SplitODEProblem)
+    names = [*(("f1", "f2") if split else ("f",)), "u0", "tspan", "p", "mass_matrix", "jac", "jac_sparsity"]
+    parts = {k: changes.pop(k) for k in names if k in changes}
+    check_options(changes, f"remake (besides {', '.join(names)})")
+    kept = {k: getattr(prob, k) for k in names}
+    return type(prob)(**{**kept, **parts}, **{**prob.options, **changes})

@@ -122,9 +122,10 @@ MANY_STATES = 64
 def choose(settings, n: int, n_p: int) -> SensitivityAlgorithm:
     """The algorithm where none is named, by the number n of states and n_p of differentiable parameter entries.
 
-    Many states with few parameters are discretised fields, where stability and not accuracy holds the steps: the
-    discrete gradient is then inexact in single components, and `GaussAdjoint`, whose error control sees lam, costs
-    about the same. Otherwise `DiscreteAdjoint` is the fastest (benchmarks/choice.py).
+    Many states with few parameters are discretised fields, where stability and not accuracy holds the steps of an
+    explicit method: the discrete gradient is then inexact in single components, and `GaussAdjoint`, whose error control
+    sees lam, costs about the same. Otherwise `DiscreteAdjoint` is the fastest (benchmarks/choice.py), and for implicit
+    methods the more exact one too (benchmarks/stiff_diffusion.py).
     """
-    discretised = settings.adaptive and n > MANY_STATES and n_p <= 4 * n
+    discretised = settings.adaptive and not settings.method.implicit and n > MANY_STATES and n_p <= 4 * n
     return GaussAdjoint() if discretised else DiscreteAdjoint()

@@ -17,9 +17,11 @@ from .status import ReturnCode
 
 
 class Stats(NamedTuple):
-    """Counts: evaluations of f, accepted and rejected steps."""
+    """Counts: evaluations of f (those for Jacobians apart), Jacobians and factorisations, accepted, rejected steps."""
 
     nf: Any
+    njacs: Any
+    nfactor: Any
     naccept: Any
     nreject: Any
 
@@ -36,7 +38,8 @@ class ODESolution:
         The state at those times: the structure of u0 with a leading time axis.
     retcode : ReturnCode, or an integer array under a transform
     stats : Stats
-        `nf`, `naccept`, `nreject`.
+        `nf`, `njacs`, `nfactor`, `naccept`, `nreject`.
+    alg, sensealg : the method and the sensitivity algorithm that were used, also where none was named
 
     `sol[i]` is the state at saved time i, `len(sol)` and iteration go over saved times, and `sol(t)` is the state at
     any time in the span, see `__call__`.
@@ -60,9 +63,17 @@ class ODESolution:
         return cls(*children, *static)
 
     @property
+    def alg(self):
+        return self._call.spec.alg
+
+    @property
+    def sensealg(self):
+        return self._call.spec.sensealg
+
+    @property
     def stats(self) -> Stats:
-        naccept, nreject, nf = (self._counts[..., i] for i in range(3))
-        return Stats(nf=nf, naccept=naccept, nreject=nreject)
+        naccept, nreject, nf, nfactor = (self._counts[..., i] for i in range(4))
+        return Stats(nf=nf, njacs=nfactor, nfactor=nfactor, naccept=naccept, nreject=nreject)
 
     @property
     def retcode(self):
@@ -181,7 +192,7 @@ class ODESolution:
             counts = [c for x in self.stats if (c := concrete(x)) is not None]
             steps = ""
             if len(counts) == len(self.stats):
-                nf, naccept, nreject = (int(c) for c in counts)
+                nf, _, _, naccept, nreject = (int(c) for c in counts)
                 steps = f", {naccept} steps ({nreject} rejected), {nf} evaluations of f"
             return f"ODESolution({code.name}: {len(self)} saves{ends}, u: {shown}{steps})"
         return f"ODESolution(t: {list(jnp.shape(self.t))}, u: {shown})"

@@ -1,12 +1,11 @@
 """`solve`: from a user's problem to one call of the flow primitive, and back to a solution.
 
-Owns: options and their defaults, validation before tracing, saved times. Must not know: numerics, derivative rules.
+Owns: the options' defaults, the order of things, every step as saved times. Must not know: numerics, derivative rules.
 """
 
 import dataclasses
 import functools
 import math
-import warnings
 from typing import Any
 
 import jax
@@ -19,13 +18,25 @@ from . import algorithms
 from .call import RECORD, Call, Spec
 from .extension import vary, varying_axes
 from .field import trace_field
-from .integrate.loop import Options, Settings
-from .methods.controller import PIController, PIDController
+from .inputs import (
+    as_params,
+    as_state,
+    as_time,
+    check_initialisation,
+    check_sensealg,
+    choose_algorithm,
+    make_mass,
+    make_settings,
+    numbers,
+    time_dtype,
+)
+from .methods.controller import PIController
 from .primitive import flow
-from .problem import ODEProblem, check_options, check_tspan
-from .saveat import as_array, concrete, saved_times
-from .sensealg import ContinuousAlgorithm, DiscreteAdjoint, SensitivityAlgorithm, choose
+from .problem import BrownBasic, ODEProblem, check_options, check_tspan
+from .saveat import concrete, saved_times
+from .sensealg import DiscreteAdjoint, choose
 from .solution import ODESolution
+from .status import ReturnCode, SolveError
 
 DEFAULTS = {
     "saveat": None,
@@ -39,6 +50,7 @@ DEFAULTS = {
     "controller": PIController(),
     "max_steps": 100_000,
     "sensealg": None,
+    "initializealg": BrownBasic(),
     "throw": True,
 }
 
@@ -55,7 +67,10 @@ def solve(
     ----------
     prob : ODEProblem
     alg : algorithm, optional
-        `Tsit5()` (the default), `Vern7()`, ...
+        `Tsit5()`, `Vern7()`, `Rodas5P()`, `AutoTsit5(Rodas5P())`, ... By default `Rodas5P()` where the mass matrix is
+        singular, else `Tsit5()`; an eager call, or eager gradient, that this fails because the problem is stiff is
+        done again by `AutoTsit5(Rodas5P())`. Under `jit` and `vmap` nothing can be seen to fail: name the method there.
+        `sol.alg` says which one it was.
     u0, p, tspan : optional
         Override the problem's. Gradients are the same to the last bit whichever way a value is given.
     saveat : float, array (m,) or None
@@ -78,8 +93,12 @@ def solve(
         The largest number of attempted steps (100 000). It costs nothing where it is not used: the record that
         derivatives need keeps at most 1024 checkpoints, between which steps are made again.
     sensealg : sensitivity algorithm
-        How derivatives are computed. Default: `GaussAdjoint()` for adaptive solves of more than 64 states with at most
-        four times as many entries in p and in what f captures, else `DiscreteAdjoint()`; see `odesens.sensealg`.
+        How derivatives are computed. Default: `GaussAdjoint()` for adaptive explicit solves of more than 64 states with
+        at most four times as many entries in p and in what f captures, else `DiscreteAdjoint()`; see
+        `odesens.sensealg`.
+    initializealg : BrownBasic() or CheckInit()
+        Where the mass matrix is singular: solve the algebraic equations at t0 for the part of u0 that they determine
+        (the default), differentiably, or refuse a u0 that does not obey them.
     throw : bool
         Whether an eager call that fails raises `SolveError`. Under a transform nothing can raise: values that were not
         reached are NaN, `sol.retcode` says why, gradients are NaN.
@@ -99,6 +118,27 @@ def solve(
         raise TypeError(
             f"solve needs an ODEProblem first, got {type(prob).__name__}: write solve(ODEProblem(f, ...), ..)"
         )
+    try:
+        sol = _solve(prob, alg, u0, p, tspan, options)
+    except SolveError as error:
+        if alg is not None or not error.stiff:
+            raise
+        return _solve(prob, SWITCHING, u0, p, tspan, options)
+    if alg is None and sol.alg == algorithms.Tsit5() and sol.retcode is ReturnCode.MaxSteps and _has_forward_mode(sol):
+        switched = _solve(prob, SWITCHING, u0, p, tspan, options)
+        return switched if switched.success else sol
+    return sol
+
+
+SWITCHING = algorithms.AutoTsit5(algorithms.Rodas5P())
+
+
+def _has_forward_mode(sol: ODESolution) -> bool:
+    return sol._call.spec.field.has_forward_mode
+
+
+def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
+    """`solve` with the method that is named, or one by what can be told without solving."""
     check_options(options, "solve")
     given = {**prob.options, **options}
     merged = {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}}
@@ -110,22 +150,25 @@ def solve(
     span = prob.tspan if tspan is None else check_tspan(tspan)
 
     times = [x for x in jax.tree.leaves((span, merged["saveat"])) if isinstance(x, Tracer)]
-    field, p_leaves, aux = trace_field(prob.f, u, params, varying_axes(*times))
+    field, p_leaves, aux = trace_field(prob.f, u, params, varying_axes(*times), prob.functions)
     dtype = time_dtype(field.state.real_dtype, *span, merged["saveat"])
     t0, t1 = (as_time(t, dtype, name) for t, name in zip(span, ("t0", "t1"), strict=True))
     ts = saved_times(merged["saveat"], t0, t1, dtype)
-    settings = make_settings(alg, field, merged)
+    mass = make_mass(prob.mass_matrix, field.state)
+    alg = choose_algorithm(alg, mass)
+    settings = make_settings(alg, field, merged, mass, prob.jac_sparsity)
     sensealg = check_sensealg(merged["sensealg"], settings)
     if sensealg is None:
         sensealg = choose(settings, field.state.size, sum(math.prod(np.shape(x)) for x in p_leaves))
     u_leaves, u_tree = jax.tree.flatten(u)
     names = tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(u))
-    spec = Spec(field, settings, sensealg, bool(merged["throw"]), names)
+    initialise = check_initialisation(merged["initializealg"]) if mass is not None and mass.singular else None
+    spec = Spec(field, settings, sensealg, bool(merged["throw"]), alg, names, initialise)
 
-    numbers = _numbers(merged, u, field.state, dtype)
+    bounds = numbers(merged, u, field.state, dtype)
     empty = np.zeros(0, dtype)
     end = jax.lax.stop_gradient(t1) if isinstance(t1, Tracer) else t1
-    head = [*u_leaves, *p_leaves, t0, empty if ts is None else ts, *aux, end, *numbers]  # NumPy where values are known
+    head = [*u_leaves, *p_leaves, t0, empty if ts is None else ts, *aux, end, *bounds]  # NumPy where values are known
     traced = [x for x in (*head, t1) if isinstance(x, Tracer)]
     head = vary(head, varying_axes(*traced)) if traced else head
     head = head if traced else _placed(head)
@@ -247,207 +290,3 @@ def _wrap(call: Call, head, record, ts, us, info, u_tree) -> ODESolution:
     u = jax.tree.unflatten(u_tree, us[: call.n_u])
     call = _call(call.spec, len(head), False)
     return ODESolution(ts, u, code, counts, tuple(head), None if record is None else tuple(record), call, u_tree)
-
-
-# ---------------------------------------------------------------- values
-
-
-def _is_number(x) -> bool:
-    return isinstance(x, (int, float, complex, np.number)) and not isinstance(x, (bool, np.bool_))
-
-
-def _number_list(x) -> bool:
-    return isinstance(x, list) and len(x) > 0 and all(_is_number(v) for v in x)
-
-
-def _dtype(x, what: str):
-    """The dtype of a number or array, or an error that names what was expected to be one."""
-    if hasattr(x, "dtype") or isinstance(x, (bool, int, float, complex)):
-        try:
-            return jnp.result_type(x)
-        except TypeError:
-            pass
-    raise TypeError(f"{what} must hold numbers or arrays, got {type(x).__name__}: {x!r}")
-
-
-def _real(x, name: str):
-    """x, if it is a real number or array."""
-    dtype = _dtype(x, name)
-    if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
-        raise TypeError(f"{name} must be real, got dtype {dtype}: {x!r}")
-    return x
-
-
-def _floating(x, what: str):
-    """A leaf as a floating or complex array; integers become the default float."""
-    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact) and not x.weak_type:
-        return x
-    dtype = _dtype(x, what)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.asarray(x, dtype)
-    if jnp.issubdtype(dtype, jnp.integer):
-        return jnp.asarray(x, jnp.result_type(float))
-    raise TypeError(f"{what} must hold real or complex numbers, got dtype {dtype}")
-
-
-def as_state(u0):
-    """u0 as a pytree of floating or complex arrays."""
-    if u0 is None:
-        raise TypeError("u0 is None: give an initial state to ODEProblem or solve")
-    u0 = np.asarray(u0) if _number_list(u0) else u0
-    return jax.tree.map(lambda x: _floating(x, "u0"), u0)
-
-
-def as_params(p):
-    """p with a flat list of numbers turned into an array, integers into the default float."""
-    return _floating(np.asarray(p), "p") if _number_list(p) else p
-
-
-def time_dtype(real, *times):
-    """The dtype of times: that of the state's real part, wider where times are given so, at least single precision."""
-    dtype = real if jnp.finfo(real).bits >= 32 else jnp.dtype(jnp.float32)
-    for t in times:
-        own: Any = getattr(t, "dtype", None)
-        if own is None or getattr(t, "weak_type", False):
-            continue
-        if jnp.issubdtype(own, jnp.floating):
-            own = jax.dtypes.canonicalize_dtype(own)
-            dtype = own if jnp.finfo(own).bits > jnp.finfo(dtype).bits else dtype
-    return dtype
-
-
-def as_time(t, dtype, name: str):
-    if type(t) is float and math.isfinite(t):
-        return np.asarray(t).astype(dtype)
-    _real(t, f"tspan: {name}")
-    if jnp.shape(t) != ():
-        raise ValueError(f"tspan: {name} must be a real scalar, got shape {jnp.shape(t)}")
-    t = as_array(t, dtype)
-    known = concrete(t)
-    if known is not None and not np.isfinite(known):
-        raise ValueError(f"tspan: {name} must be finite, got {float(known)}")
-    return t
-
-
-# ---------------------------------------------------------------- options
-
-
-def make_settings(alg, field, merged: dict) -> Settings:
-    """The static choices, checked against each other."""
-    alg = algorithms.Tsit5() if alg is None else alg
-    if isinstance(alg, type) and issubclass(alg, algorithms.ExplicitRungeKutta):
-        raise TypeError(f"alg must be an instance: write {alg.__name__}() instead of {alg.__name__}")
-    if not isinstance(alg, algorithms.ExplicitRungeKutta):
-        raise TypeError(f"alg must be a method such as Tsit5(), got {alg!r}")
-    name = type(alg).__name__
-    adaptive = alg.adaptive if merged["adaptive"] is None else bool(merged["adaptive"])
-    if adaptive and not alg.adaptive:
-        raise ValueError(f"{name} has no error estimate, so adaptive=True is not possible: give dt0, or take Tsit5()")
-    if not adaptive and merged["dt0"] is None:
-        raise ValueError(f"{name} with fixed steps needs dt0=, the step size")
-    if not isinstance(merged["controller"], PIDController):
-        raise TypeError(
-            f"controller must be IController(), PIController() or PIDController(), got {merged['controller']!r}"
-        )
-    max_steps = merged["max_steps"]
-    if isinstance(max_steps, bool) or not isinstance(max_steps, (int, np.integer)) or not 1 <= max_steps < 2**31 - 2:
-        raise ValueError(f"max_steps must be an integer from 1 to 2**31 - 3, got {max_steps!r}")
-    return Settings(
-        tableau=alg.tableau,
-        controller=merged["controller"],
-        adaptive=adaptive,
-        first_step_given=merged["dt0"] is not None,
-        max_steps=int(max_steps),
-        operations=field.n_eqns,
-    )
-
-
-def check_sensealg(sensealg, settings: Settings) -> SensitivityAlgorithm | None:
-    if sensealg is None:
-        return None
-    if isinstance(sensealg, type) and issubclass(sensealg, SensitivityAlgorithm):
-        raise TypeError(f"sensealg must be an instance: write {sensealg.__name__}() instead of {sensealg.__name__}")
-    if not isinstance(sensealg, SensitivityAlgorithm):
-        raise TypeError(f"sensealg must be a sensitivity algorithm such as DiscreteAdjoint(), got {sensealg!r}")
-    if isinstance(sensealg, ContinuousAlgorithm) and sensealg.alg is not None:
-        if not isinstance(sensealg.alg, algorithms.ExplicitRungeKutta):
-            raise TypeError(f"sensealg: alg must be a method such as Tsit5(), got {sensealg.alg!r}")
-        if settings.adaptive and not sensealg.alg.adaptive:
-            raise ValueError(f"sensealg: {type(sensealg.alg).__name__} has no error estimate; take Tsit5()")
-    return sensealg
-
-
-_NUMBERS = ("reltol", "abstol", "dt0", "dtmin", "dtmax")
-
-
-def _numbers(merged: dict, u, state, dtype) -> Options:
-    """`make_options`, remembered for plain numbers that need no warning."""
-    given = [merged[name] for name in _NUMBERS]
-    plain = all(type(x) in (float, int, type(None)) for x in given)
-    if plain and (given[0] is None or given[0] > 10 * jnp.finfo(state.real_dtype).eps):
-        return _plain_options(state.real_dtype, dtype, *given)
-    return make_options(merged, u, state.real_dtype, dtype)
-
-
-@functools.lru_cache(maxsize=256, typed=True)
-def _plain_options(real_dtype, dtype, *given) -> Options:
-    return make_options(dict(zip(_NUMBERS, given, strict=True)), None, real_dtype, dtype)
-
-
-def make_options(merged: dict, u, real_dtype, dtype) -> Options:
-    """Tolerances in the state's real dtype, step sizes in the times' dtype, each checked where its value is known."""
-    double = jnp.finfo(real_dtype).bits >= 64
-    default = {"reltol": 1e-6 if double else 1e-4, "abstol": 1e-9 if double else 1e-6}
-    tolerances = {}
-    for name, value in default.items():
-        given = merged[name]
-        tolerances[name] = _tolerance(name, value if given is None else given, u, real_dtype)
-    dt0 = 0.0 if merged["dt0"] is None else merged["dt0"]
-    numbers = {"dt0": dt0, "dtmin": merged["dtmin"], "dtmax": merged["dtmax"]}
-    steps = {}
-    for name, value in numbers.items():
-        array = as_array(_real(value, name), dtype)
-        known = concrete(array)
-        nonzero = merged[name] is not None and name != "dtmin"
-        if array.shape != () or (known is not None and (np.isnan(known) or (nonzero and known == 0))):
-            raise ValueError(f"{name} must be a {'nonzero ' * nonzero}real scalar, got {value!r}")
-        if known is not None and known < 0 and name != "dt0":
-            raise ValueError(f"{name} must not be negative, got {value!r}; steps are signed by tspan")
-        steps[name] = array
-    low, high = concrete(steps["dtmin"]), concrete(steps["dtmax"])
-    if low is not None and high is not None and low > high:
-        raise ValueError(f"dtmin must not exceed dtmax, got dtmin={low:g} and dtmax={high:g}")
-    return Options(tolerances["reltol"], tolerances["abstol"], steps["dt0"], steps["dtmin"], steps["dtmax"])
-
-
-def _tolerance(name: str, value, u, real_dtype):
-    value = np.asarray(value) if _number_list(value) else value
-    leaves, tree = jax.tree.flatten(value)
-    u_leaves, u_tree = jax.tree.flatten(u)
-    for x in leaves:
-        _real(x, name)
-    if jax.tree_util.treedef_is_leaf(tree) and jnp.shape(value) == ():
-        out = as_array(value, real_dtype)
-    elif tree == u_tree:
-        try:
-            parts = [as_array(x, real_dtype) for x in leaves]
-            xp = jnp if any(isinstance(x, jax.Array) for x in parts) else np
-            spread = [xp.broadcast_to(x, y.shape) for x, y in zip(parts, u_leaves, strict=True)]
-        except ValueError:
-            raise ValueError(f"{name} must have shapes that broadcast to those of u0, got {value!r}") from None
-        out = xp.concatenate([x.reshape(-1) for x in spread])
-    else:
-        raise ValueError(f"{name} must be a scalar or have the structure of u0, {u_tree}; got {tree}")
-    known = concrete(out)
-    if known is not None:
-        floor = 0.0 if name == "abstol" else -1.0
-        if not np.all(np.isfinite(known)) or np.any(known < 0) or (name == "abstol" and np.all(known <= floor)):
-            raise ValueError(f"{name} must be positive and finite, got {value!r}")
-        eps = float(jnp.finfo(real_dtype).eps)
-        if name == "reltol" and np.any(known < 10 * eps):
-            warnings.warn(
-                f"reltol={np.min(known):.3g} is below what {real_dtype} delivers ({10 * eps:.3g}): rounding "
-                "errors dominate; raise reltol, or give u0 in double precision (jax_enable_x64)",
-                stacklevel=3,
-            )
-    return out

@@ -49,10 +49,24 @@ _MEANING = {
         "the field gave NaN or infinity however small the step",
         "evaluate f at the time and state reached; NaN at u0 mostly means a parameter that was never set",
     ),
-    ReturnCode.NewtonFailure: ("the stage equations could not be solved", "check the Jacobian, or reduce dtmax"),
-    ReturnCode.SingularMatrix: ("an iteration matrix was singular", "check the mass matrix and the Jacobian"),
+    ReturnCode.NewtonFailure: (
+        "Newton's iteration for the stage equations did not converge however small the step",
+        "check a Jacobian that was given with odesens.check_jacobian, look for a discontinuity of the field near the "
+        "time reached, or use a Rosenbrock method such as Rodas5P, which needs no iteration; with GMRES, which gave up "
+        "then, raise its restart or take LU()",
+    ),
+    ReturnCode.SingularMatrix: (
+        "the iteration matrix M / gamma - dt df/du was singular however small the step",
+        "where the mass matrix is singular, the algebraic equations must determine the algebraic states (index 1): "
+        "differentiate those that do not; else check a Jacobian that was given with odesens.check_jacobian",
+    ),
     ReturnCode.EventLimit: ("more than max_events events occurred", "raise max_events, or look for Zeno behaviour"),
-    ReturnCode.InitialisationFailure: ("no consistent initial state was found", "give better guesses"),
+    ReturnCode.InitialisationFailure: (
+        "u0 does not obey the algebraic equations, no solution of them was found from it, or they do not determine the "
+        "algebraic states (index above 1)",
+        "give a better guess of the algebraic part of u0, or initializealg=BrownBasic() in place of CheckInit(); "
+        "differentiate an equation that has no algebraic state in it",
+    ),
     ReturnCode.AdjointFailure: (
         "the backward solve of the sensitivity algorithm failed",
         "give the sensitivity algorithm its own alg, reltol, abstol or max_steps, or use DiscreteAdjoint()",
@@ -68,9 +82,12 @@ class SolveError(RuntimeError):
     retcode : ReturnCode
     t : float
         The time reached.
+    stiff : bool
+        Whether stiffness is the likely cause.
     """
 
-    def __init__(self, message: str, retcode: ReturnCode, t: float):
+    def __init__(self, message: str, retcode: ReturnCode, t: float, *, stiff: bool = False):
         super().__init__(message)
         self.retcode = retcode
         self.t = t
+        self.stiff = stiff

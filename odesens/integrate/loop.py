@@ -1,7 +1,7 @@
 """The time loop: attempt, decide, save, record, until every lane has reached its end or failed.
 
 Owns: adaptive and fixed stepping, saving at given times, writing the record, stopping conditions. Must not know:
-adjoints, primitives, user types. It sees a flat field `f(t, u, p)` of one lane and a tableau.
+adjoints, primitives, user types. It sees a flat field `f(t, u, p)` of one lane and a method.
 
 The loop is written for lanes (see `lanes`): arithmetic is mapped over them, buffers are not.
 """
@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from ..extension import compiled_whole, vary, varying_axes, while_loop
-from ..methods import explicit
+from ..methods import step as one_step
 from ..methods.controller import PIDController, initial_step, log_error
-from ..methods.tableaus import Tableau
+from ..methods.step import Method, Stages, mode_of, steady
 from ..status import ReturnCode
 from .lanes import Lanes
 from .record import Record, elapsed, writer
@@ -28,24 +28,16 @@ RUNNING = -1
 class Settings:
     """What is fixed when the loop is compiled."""
 
-    tableau: Tableau
+    method: Method
     controller: PIDController
     adaptive: bool
     first_step_given: bool
     max_steps: int
-    operations: int  # in f, which decides whether the stages are unrolled
     controlled: int | None = None  # leading components that the error control sees; all of them where None
 
     @property
-    def roll(self) -> bool:
-        """Whether the stages are a loop: for a large field or many stages, unrolled code takes long to compile."""
-        return self.operations * (self.tableau.stages + self.tableau.n_extra) > explicit.ROLL_ABOVE
-
-    @property
-    def error_order(self) -> int:
-        """The order k of the error estimate's decay with the step size."""
-        t = self.tableau
-        return t.order if t.b_err_low is not None else min(t.order, t.embedded_order or t.order) + 1
+    def tableau(self):
+        return self.method.tableau
 
 
 class Options(NamedTuple):
@@ -59,7 +51,11 @@ class Options(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One lane's problem, or all lanes' along leading axes: u' = f(t, u, p) from (t0, u0) to t1, saved at ts (m,)."""
+    """One lane's problem, or all lanes' along leading axes: M u' = f(t, u, p) from (t0, u0) to t1, saved at ts (m,).
+
+    system(p, tol) is the system of one lane, by default that of f. For states that carry tangents along, `stages(p, t,
+    t_lo, u, dt, t_stop, mode, tol)` are the stages of a step and `velocity(t, u, p)` is u'.
+    """
 
     f: Callable
     u0: Any
@@ -68,10 +64,23 @@ class Task(NamedTuple):
     t0: Any
     t1: Any
     ts: Any
+    system: Callable | None = None
+    stages: Callable | None = None
+    velocity: Callable | None = None
+
+
+def system_of(task: Task, p, tol):
+    """The system of one lane."""
+    if task.system is not None:
+        return task.system(p, tol)
+    return one_step.make_system(lambda t, u: task.f(t, u, p), tol=tol)
 
 
 class Lane(NamedTuple):
-    """The state of one lane; err1 and err2 are logarithms of the errors of the last two accepted steps."""
+    """The state of one lane; err1 and err2 are logarithms of the errors of the last two accepted steps.
+
+    auto is the mode of a method that switches, and for how many steps in a row the other one would have been right.
+    """
 
     t: Any
     t_lo: Any
@@ -84,6 +93,8 @@ class Lane(NamedTuple):
     naccept: Any
     nreject: Any
     nf: Any
+    nfactor: Any
+    auto: Any
     code: Any
 
 
@@ -95,6 +106,7 @@ class Trial(NamedTuple):
     u1: Any
     t: Any
     t_lo: Any
+    mode: Any
     accepted: Any
 
 
@@ -125,16 +137,15 @@ def in_order(ts, t0, t1):
 
 
 def start(settings: Settings, f, u0, t0, t1, ts, options: Options) -> Lane:
-    """The state of a lane before its first step."""
-    tableau = settings.tableau
+    """The state of a lane before its first step; f(t, u) is u'."""
     real = jnp.finfo(u0.dtype).dtype
-    need_f0 = tableau.fsal or not settings.first_step_given
+    need_f0 = settings.tableau.fsal or not settings.first_step_given
     f0 = f(t0, u0) if need_f0 else jnp.zeros_like(u0)
     if settings.first_step_given:
         dt = direction(t0, t1) * jnp.abs(options.dt0)
     else:
         seen = settings.controlled
-        dt = initial_step(f, t0, u0, f0, t1, settings.error_order - 1, options.abstol, options.reltol, seen)
+        dt = initial_step(f, t0, u0, f0, t1, settings.method.error_order - 1, options.abstol, options.reltol, seen)
     seen = slice(settings.controlled)
     finite = jnp.all(jnp.isfinite(f0[seen])) & jnp.all(jnp.isfinite(u0[seen]))
     code = jnp.where(t0 == t1, ReturnCode.Success, jnp.where(finite, RUNNING, ReturnCode.NonFinite))
@@ -143,22 +154,32 @@ def start(settings: Settings, f, u0, t0, t1, ts, options: Options) -> Lane:
     count = jnp.zeros((), jnp.int32)
     nf = jnp.asarray(int(need_f0) + int(not settings.first_step_given), jnp.int32)
     zero = jnp.zeros_like(t0)
-    return Lane(t0, zero, u0, f0, dt, even, even, saved, count, count, nf, code.astype(jnp.int32))
+    auto = count + steady(one_step.NONSTIFF)
+    return Lane(t0, zero, u0, f0, dt, even, even, saved, count, count, nf, count, auto, code.astype(jnp.int32))
 
 
-def attempt(settings: Settings, f, lane: Lane, t_stop, options: Options, stop_lo=0) -> tuple[Trial, Lane]:
-    """Try one step towards t_stop + stop_lo; returns it and the lane's next state (unchanged where it had finished)."""
-    tableau, seen = settings.tableau, slice(settings.controlled)
+def attempt(settings: Settings, task: Task, p, lane: Lane, t_stop, options: Options, stop_lo=0, forced=False):
+    """Try one step towards t_stop + stop_lo; returns it and the lane's next state (unchanged where it had finished).
+
+    A step that is `forced` is accepted whatever its error.
+    """
+    method, seen = settings.method, slice(settings.controlled)
     remaining = (t_stop - lane.t) + (stop_lo - lane.t_lo)
     dt = jnp.clip(lane.dt, -options.dtmax, options.dtmax)
     hit = jnp.abs(dt) * (1 + 1e-6) >= jnp.abs(remaining)
     dt = jnp.where(hit, remaining, dt)
-    k1 = lane.f0 if tableau.fsal else f(lane.t, lane.u)
-    k = explicit.stages(tableau, f, lane.t, lane.t_lo, lane.u, dt, k1, t_stop, roll=settings.roll)
-    u1 = explicit.advance(tableau, lane.u, dt, k)
-    finite = jnp.all(jnp.isfinite(u1[seen]))
+    mode, tol = mode_of(lane.auto), (options.abstol, options.reltol)
+    if task.stages is not None:
+        out = task.stages(p, lane.t, lane.t_lo, lane.u, dt, t_stop, mode, tol)
+    else:
+        k1 = lane.f0 if settings.tableau.fsal else None
+        system = system_of(task, p, tol)
+        out = one_step.stages(method, system, lane.t, lane.t_lo, lane.u, dt, k1, t_stop, mode, exact=False)
+    u1 = one_step.advance(method, lane.u, dt, out.k, mode)
+    finite = jnp.all(jnp.isfinite(u1[seen])) & (out.code == 0)
     if settings.adaptive:
-        err = explicit.error_norm(tableau, lane.u[seen], u1[seen], dt, k[:, seen], options.abstol, options.reltol)
+        err = one_step.error_norm(method, lane.u, u1, dt, out, options.abstol, options.reltol, seen, mode)
+        err = jnp.where(forced, jnp.minimum(err, 1), err)
     else:
         err = jnp.zeros_like(lane.err1)
     active = lane.code == RUNNING
@@ -166,19 +187,33 @@ def attempt(settings: Settings, f, lane: Lane, t_stop, options: Options, stop_lo
 
     t, t_lo = two_sum(lane.t, lane.t_lo + dt)
     t, t_lo = jnp.where(hit, t_stop, t), jnp.where(hit, stop_lo, t_lo)
-    trial = Trial(dt, k, u1, t, t_lo, accepted)
-    return trial, _decide(settings, lane, trial, err, finite, hit, active, options)
+    trial = Trial(dt, out.k, u1, t, t_lo, mode, accepted)
+    return trial, _decide(settings, lane, trial, out, err, finite, hit, active, options)
 
 
-def _decide(settings: Settings, lane: Lane, trial: Trial, err, finite_u, hit, active, options: Options) -> Lane:
+def _switch(settings: Settings, lane: Lane, rate, dt, accepted):
+    """lane.auto after a step at which the system's largest rate was `rate`: count, and switch where that is enough."""
+    tableau = settings.tableau
+    mode, count = mode_of(lane.auto), lane.auto % one_step.AUTO
+    stiff = jnp.abs(dt).astype(rate.dtype) * rate > tableau.part * tableau.limit
+    other = jnp.where(mode == one_step.STIFF, ~stiff, stiff)
+    # where stability holds the steps they swing about its limit: a step to the contrary takes back one, not all
+    count = jnp.where(other, count + 1, jnp.maximum(count - 1, 0))
+    enough = count > jnp.where(mode == one_step.STIFF, tableau.nonstiff_after, tableau.stiff_after)
+    new = jnp.where(enough, steady(1 - mode), steady(mode) + count).astype(jnp.int32)
+    return jnp.where(accepted, new, lane.auto)
+
+
+def _decide(settings: Settings, lane: Lane, trial: Trial, out: Stages, err, finite_u, hit, active, options: Options):
     """Accept or reject, propose the next step size, and find out whether the lane has ended."""
     accepted = trial.accepted
     rejected = active & ~accepted
     finite = jnp.isfinite(err)
+    ran = active.astype(jnp.int32)
     if settings.adaptive:
         err = jnp.where(finite_u, err, jnp.inf)
         log_err = log_error(err)
-        factor = settings.controller.factor(settings.error_order, log_err, lane.err1, lane.err2, accepted)
+        factor = settings.controller.factor(settings.method.error_order, log_err, lane.err1, lane.err2, accepted)
         proposed = trial.dt * factor.astype(trial.dt.dtype)
         # a step cut short by its stop says nothing against the size proposed before it
         dt = jnp.where(accepted & hit & (jnp.abs(proposed) < jnp.abs(lane.dt)), lane.dt, proposed)
@@ -191,11 +226,11 @@ def _decide(settings: Settings, lane: Lane, trial: Trial, err, finite_u, hit, ac
     naccept = lane.naccept + accepted.astype(jnp.int32)
     nreject = lane.nreject + rejected.astype(jnp.int32)
     failed = jnp.where(finite & settings.adaptive, ReturnCode.DtTooSmall, ReturnCode.NonFinite)
+    failed = jnp.where(out.code != 0, out.code, failed)
     spent = naccept + nreject >= settings.max_steps
     code = jnp.where(spent, ReturnCode.MaxSteps, RUNNING)
     code = jnp.where(stuck, failed, code)
     code = jnp.where(accepted & hit, ReturnCode.Success, code).astype(jnp.int32)
-    evaluations = settings.tableau.stages - int(settings.tableau.fsal)
     keep = jnp.where(accepted, 1, 0).astype(bool)
     return Lane(
         t=jnp.where(keep, trial.t, lane.t),
@@ -208,14 +243,16 @@ def _decide(settings: Settings, lane: Lane, trial: Trial, err, finite_u, hit, ac
         saved=lane.saved,
         naccept=naccept,
         nreject=nreject,
-        nf=lane.nf + evaluations * active.astype(jnp.int32),
+        nf=lane.nf + out.nf * ran,
+        nfactor=lane.nfactor + out.nfactor * ran,
+        auto=lane.auto if out.rate is None else _switch(settings, lane, out.rate, trial.dt, accepted),
         code=jnp.where(active, code, lane.code),
     )
 
 
 def save(settings: Settings, lanes: Lanes, task: Task, us, old: Lane, trial: Trial, new: Lane):
     """Write the dense output at every saved time that the step just accepted has passed."""
-    tableau = settings.tableau
+    method, n_extra = settings.method, settings.tableau.n_extra
     m = task.ts.shape[-1]
 
     def next_save(lane_saved, t0, t1, ts, accepted, t, t_lo):
@@ -230,18 +267,18 @@ def save(settings: Settings, lanes: Lanes, task: Task, us, old: Lane, trial: Tri
 
     def dense(p, old, trial, t1):
         f = lambda t, u: task.f(t, u, p)
-        return explicit.extra_stages(tableau, f, old.t, old.t_lo, old.u, trial.dt, trial.k, t1, roll=settings.roll)
+        return one_step.extra_stages(method, f, old.t, old.t_lo, old.u, trial.dt, trial.k, t1)
 
     any_pending = jnp.any(pending(new.saved)[1])
-    if tableau.n_extra:
+    if n_extra:
         evaluate = lanes.map(dense, (task.p_axes, 0, 0, 0))
-        pad = [(0, 0)] * (trial.k.ndim - 2) + [(0, tableau.n_extra), (0, 0)]
+        pad = [(0, 0)] * (trial.k.ndim - 2) + [(0, n_extra), (0, 0)]
         k = jax.lax.cond(
             any_pending,
             lambda: evaluate(task.p, old, trial, task.t1),
             lambda: jnp.pad(trial.k, pad),
         )
-        extra = tableau.n_extra * pending(new.saved)[1].astype(jnp.int32)
+        extra = n_extra * pending(new.saved)[1].astype(jnp.int32)
         new = new._replace(nf=new.nf + extra)
     else:
         k = trial.k
@@ -249,7 +286,7 @@ def save(settings: Settings, lanes: Lanes, task: Task, us, old: Lane, trial: Tri
     def value(target, old, trial, k):
         offset = (target - old.t) - old.t_lo
         theta = jnp.clip(offset / jnp.where(trial.dt == 0, 1, trial.dt), 0, 1)
-        inside = explicit.interpolate(tableau, old.u, trial.dt, k, theta)
+        inside = one_step.interpolate(method, old.u, trial.dt, k, theta, trial.mode)
         return jnp.where((target == trial.t) & (trial.t_lo == 0), trial.u1, inside)
 
     def emit(state):
@@ -278,7 +315,7 @@ def integrate(
     the steps are found anew, which are the same but for rounding.
     """
     with_field = lanes.map(
-        lambda p, *args: start(settings, lambda t, u: task.f(t, u, p), *args), (task.p_axes, 0, 0, 0, 0, options_axes)
+        lambda p, *args: start(settings, velocity_of(settings, task, p), *args), (task.p_axes, 0, 0, 0, 0, options_axes)
     )
     lane = with_field(task.p, task.u0, task.t0, task.t1, task.ts, options)
     step = stepper(settings, task, options_axes, lanes)
@@ -292,8 +329,9 @@ def integrate(
         if mesh is None:
             trial, new = step(task.p, lane, task.t1, options, jnp.zeros_like(task.t1))
         else:
-            tried, numbers, idle = follow(mesh, lanes, lane, options, i)
-            trial, new = step(task.p, tried, task.t1, numbers, jnp.zeros_like(task.t1))
+            tried, idle = follow(mesh, lanes, lane, i)
+            forced = lanes.spread(mesh.stride == 1)
+            trial, new = step(task.p, tried, task.t1, options, jnp.zeros_like(task.t1), forced)
             code = jnp.where(i >= mesh.size - 1, mesh.code, lane.code)
             new = new._replace(code=jnp.where(idle, code, new.code))
         if m:
@@ -323,21 +361,36 @@ def integrate(
     return Result(us, None if rec is None else rec.finish(lane, lane.code), lane)
 
 
-def follow(mesh: Record, lanes: Lanes, lane: Lane, options: Options, i):
-    """The lanes about to take step i of a mesh whatever its error, the options for that, and which lanes stay."""
+def velocity_of(settings: Settings, task: Task, p):
+    """u' as a function of (t, u) for one lane."""
+    if task.velocity is not None:
+        own = task.velocity
+        return lambda t, u: own(t, u, p)
+    f = lambda t, u: task.f(t, u, p)
+    return lambda t, u: one_step.velocity(settings.method, f, t, u, exact=False)
+
+
+def follow(mesh: Record, lanes: Lanes, lane: Lane, i):
+    """The lanes about to take step i of a mesh, and which of them stay."""
     frozen = mesh.stride == 1
     here, there = (lanes.row(mesh.times, jnp.minimum(j, mesh.size)) for j in (i, i + 1))
     dt = elapsed(here, there)
     idle = frozen & (dt == 0)
     code = jnp.where(idle & (lane.code == RUNNING), int(ReturnCode.Success), lane.code)
-    tried = lane._replace(dt=jnp.where(frozen, dt, lane.dt), code=code.astype(jnp.int32))
-    return tried, options._replace(abstol=jnp.where(frozen, jnp.inf, options.abstol)), idle
+    auto = jnp.where(frozen, here[..., 5].astype(jnp.int32), lane.auto)
+    tried = lane._replace(dt=jnp.where(frozen, dt, lane.dt), auto=auto, code=code.astype(jnp.int32))
+    return tried, idle
 
 
 def stepper(settings: Settings, task: Task, options_axes, lanes: Lanes):
-    """`attempt` for all lanes, as a function of (p, lane, t_stop, options, stop_lo)."""
+    """`attempt` for all lanes, as a function of (p, lane, t_stop, options, stop_lo, forced=False)."""
 
-    def one(p, lane, t_stop, options, stop_lo):
-        return attempt(settings, lambda t, u: task.f(t, u, p), lane, t_stop, options, stop_lo)
+    def one(p, lane, t_stop, options, stop_lo, forced):
+        return attempt(settings, task, p, lane, t_stop, options, stop_lo, forced)
 
-    return lanes.map(one, (task.p_axes, 0, 0, options_axes, 0))
+    mapped = lanes.map(one, (task.p_axes, 0, 0, options_axes, 0, 0))
+
+    def step(p, lane, t_stop, options, stop_lo, forced=None):
+        return mapped(p, lane, t_stop, options, stop_lo, lanes.spread(jnp.asarray(False)) if forced is None else forced)
+
+    return step

@@ -3,9 +3,10 @@
 Owns: the buffers, their layout, writing rows, doubling the stride. Must not know: methods, adjoints.
 
 Row j holds the lanes' states as they were before iteration `j * stride`: the time (a head and a small tail, so that
-float32 times do not stall), the step size proposed there and the controller's memory, and u. Row `size` holds the last
-state. All lanes share the row number; an iteration counts where any lane accepted a step. When the rows are full, every
-second one is kept and the stride doubles: memory does not grow with the number of steps.
+float32 times do not stall), the step size proposed there, the memory of the controller and of the switch between
+methods, and u. Row `size` holds the last state. All lanes share the row number; an iteration counts where any lane
+accepted a step. When the rows are full, every second one is kept and the stride doubles: memory does not grow with the
+number of steps.
 """
 
 from typing import Any, NamedTuple
@@ -16,14 +17,14 @@ import jax.numpy as jnp
 from ..extension import while_loop
 from .lanes import Lanes
 
-FIELDS = 5  # t, t_lo, dt, err1, err2
+FIELDS = 6  # t, t_lo, dt, err1, err2, auto
 MOST_ROWS = 1024
 LEAST_ROWS = 64
 MOST_ENTRIES = 2**20  # of one lane's states, above which the rows become fewer
 
 
 class Record(NamedTuple):
-    """times (rows, [lanes], 5); states (rows, [lanes], n); extent (2,): size and stride; code per lane."""
+    """times (rows, [lanes], 6); states (rows, [lanes], n); extent (2,): size and stride; code per lane."""
 
     times: Any
     states: Any
@@ -89,8 +90,8 @@ class Writer(NamedTuple):
 
 
 def row_times(lane):
-    """The time-like part of a row ([lanes], 5)."""
-    parts = (lane.t, lane.t_lo, lane.dt, lane.err1, lane.err2)
+    """The time-like part of a row ([lanes], 6)."""
+    parts = (lane.t, lane.t_lo, lane.dt, lane.err1, lane.err2, lane.auto)
     return jnp.stack([x.astype(lane.t.dtype) for x in parts], axis=-1)
 
 
@@ -103,7 +104,7 @@ def writer(rows: int, lanes: Lanes, t, n: int, dtype, stride=1) -> Writer:
 
 
 class Steps(NamedTuple):
-    """Consecutive accepted steps: times (rows, [lanes], 3) as t, t_lo, dt; states (rows, [lanes], N) they start from.
+    """Consecutive accepted steps: times (rows, [lanes], 4) as t, t_lo, dt, auto; states (rows, [lanes], N) before them.
 
     The first `count` rows are used. A lane has dt = 0 where it was rejected or had finished, and in rows not used.
     """
@@ -118,7 +119,7 @@ def steps_between(times, states, count, stop) -> Steps:
     used = (jnp.arange(times.shape[0], dtype=jnp.int32) < count).reshape(-1, *(1,) * (times.ndim - 1))
     start = jnp.where(used, times[..., :2], stop)
     end = jnp.concatenate([start[1:], stop[None]])
-    return Steps(jnp.concatenate([start, elapsed(start, end)[..., None]], axis=-1), states, count)
+    return Steps(jnp.concatenate([start, elapsed(start, end)[..., None], times[..., 5:]], axis=-1), states, count)
 
 
 def elapsed(start, end):

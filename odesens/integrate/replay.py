@@ -49,12 +49,13 @@ def cursor(replay: Replay, times, states, stop) -> Lane:
     fsal = replay.settings.tableau.fsal
 
     def one(p, times, u, stop):
-        t, t_lo, dt, err1, err2 = times
+        t, t_lo, dt, err1, err2, auto = times
         real = jnp.finfo(u.dtype).dtype
         f0 = replay.task.f(t, u, p) if fsal else jnp.zeros_like(u)
         zero = jnp.zeros((), jnp.int32)
         code = jnp.where((t == stop[0]) & (t_lo == stop[1]), ReturnCode.Success, RUNNING).astype(jnp.int32)
-        return Lane(t, t_lo, u, f0, dt, err1.astype(real), err2.astype(real), zero, zero, zero, zero, code)
+        auto = auto.astype(jnp.int32)
+        return Lane(t, t_lo, u, f0, dt, err1.astype(real), err2.astype(real), zero, zero, zero, zero, zero, auto, code)
 
     return replay.lanes.map(one, (replay.task.p_axes, 0, 0, 0))(replay.task.p, times, states, stop)
 
@@ -162,7 +163,7 @@ def reached(record: Record, lanes: Lanes, ts, t0, t1):
 
 
 def steps_at(replay: Replay, ts) -> tuple[Any, Any, Any]:
-    """The steps that hold the times ts ([lanes], m), in any order: times ([lanes], m, 3), states, whether inside."""
+    """The steps that hold the times ts ([lanes], m), in any order: times ([lanes], m, 4), states, whether inside."""
     record, lanes = replay.record, replay.lanes
     out = lanes.map(
         lambda *args: _steps_at_one(replay, *args), (replay.task.p_axes, 0, 1, 1, 0, 0, replay.options_axes)
@@ -181,7 +182,7 @@ def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
     after = jnp.minimum(row + 1, record.size)
     stop = times[after, :2]
     start = times[row]
-    found_times = jnp.concatenate([start[:, :2], elapsed(start, stop)[:, None]], axis=1)
+    found_times = jnp.concatenate([start[:, :2], elapsed(start, stop)[:, None], start[:, 5:]], axis=1)
     found = states[row]
     if replay.strided:
         one = replay._replace(lanes=Lanes(ts.shape[0]), task=replay.task._replace(p=p, p_axes=None))
@@ -193,7 +194,7 @@ def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
         def body(state):
             lane, at, u = state
             trial, new = step(p, lane, stop[:, 0], options, stop[:, 1])
-            here = jnp.stack([lane.t, lane.t_lo, trial.dt], axis=-1)
+            here = jnp.stack([lane.t, lane.t_lo, trial.dt, lane.auto.astype(lane.t.dtype)], axis=-1)
             passed = trial.accepted & (sign * ((ts - trial.t) - trial.t_lo) <= 0)
             at = jnp.where(trial.accepted[:, None], here, at)
             u = jnp.where(trial.accepted[:, None], lane.u, u)
@@ -209,7 +210,7 @@ def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
 
 
 def theta_in(times, ts):
-    """theta in [0, 1] of times ts within steps (.., 3); 0 in a step of no length."""
+    """theta in [0, 1] of times ts within steps (.., 4); 0 in a step of no length."""
     t, t_lo, dt = times[..., 0], times[..., 1], times[..., 2]
     theta = ((ts - t) - t_lo) / jnp.where(dt == 0, 1, dt)
     return jnp.where(dt == 0, 0, jnp.clip(theta, 0, 1))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from ..integrate.lanes import Lanes
 from ..integrate.loop import Options, Settings, Task
 from ..integrate.record import Record
+from ..methods import step
 
 
 class Flow(NamedTuple):
@@ -25,6 +26,9 @@ class Flow(NamedTuple):
     """
 
     field: Callable  # field(t, u, p, aux)
+    matrix: Callable | None  # its Jacobian (n, n), where the user gave it
+    parts: tuple | None  # its implicit and explicit parts, each like field
+    has_forward_mode: bool
     sensealg: Any
     settings: Settings
     lanes: Lanes
@@ -45,23 +49,46 @@ class Flow(NamedTuple):
 
     def settings_for(self, factor: int = 1) -> Settings:
         """The settings with the operations of the augmented field, `factor` times as many."""
-        return replace_fields(self.settings, operations=self.settings.operations * factor * 2**self.order)
+        method = self.settings.method
+        method = replace_fields(method, operations=method.operations * factor * 2**self.order)
+        return replace_fields(self.settings, method=method)
 
     @property
     def params(self) -> dict:
         """Everything the field depends on besides t and z, in one tree."""
-        return {"p": self.p, "aux": self.aux, "xs": [x for _, x in self.xs]}
+        tol = self.options.abstol, self.options.reltol
+        return {"p": self.p, "aux": self.aux, "xs": [x for _, x in self.xs], "tol": tol}
 
     @property
     def params_axes(self) -> dict:
-        return {"p": self.axes["p"], "aux": self.axes["aux"], "xs": self.axes["xs"]}
+        tol = self.axes["options"].abstol, self.axes["options"].reltol
+        return {"p": self.axes["p"], "aux": self.axes["aux"], "xs": self.axes["xs"], "tol": tol}
+
+    def system(self, p: list, aux: list, tol) -> step.System:
+        """The system of one lane."""
+        at = lambda field: lambda t, u: field(t, u, p, aux)
+        matrix = None if self.matrix is None else at(self.matrix)
+        parts = None if self.parts is None else (at(self.parts[0]), at(self.parts[1]))
+        return step.make_system(at(self.field), tol=tol, matrix=matrix, parts=parts)
+
+    def stages(self, p: list, aux: list, tol, t, t_lo, u, dt, t_stop, mode):
+        """The stages k (stages, n) of one lane's step, as a differentiable function of u and p."""
+        return step.stages(self.settings.method, self.system(p, aux, tol), t, t_lo, u, dt, None, t_stop, mode).k
 
 
-def with_tangents(fn: Callable, order: int) -> Callable:
-    """`fn(u, p) -> y` as `g(z, p, xs) -> blocks of y`, z (2^order, n), by nested `jax.jvp`."""
+def with_tangents(fn: Callable, order: int, *, has_aux: bool = False) -> Callable:
+    """`fn(u, p) -> y` as `g(z, p, xs) -> blocks of y`, z (2^order, n), by nested `jax.jvp`.
+
+    With `has_aux`, fn returns (y, aux) and g (blocks of y, aux).
+    """
     if order == 0:
-        return lambda z, p, xs: fn(z[0], p)[None]
-    inner = with_tangents(fn, order - 1)
+
+        def once(z, p, xs):
+            out = fn(z[0], p)
+            return (out[0][None], out[1]) if has_aux else out[None]
+
+        return once
+    inner = with_tangents(fn, order - 1, has_aux=has_aux)
     half = 2 ** (order - 1)
 
     def g(z, p, xs):
@@ -74,8 +101,9 @@ def with_tangents(fn: Callable, order: int) -> Callable:
                 moved[i] = v
             return inner(z, moved, xs[:-1])
 
-        y, dy = jax.jvp(along, (z[:half], [p[i] for i in index]), (z[half:], x))
-        return jnp.concatenate([y, dy])
+        y, dy, *aux = jax.jvp(along, (z[:half], [p[i] for i in index]), (z[half:], x), has_aux=has_aux)
+        both = jnp.concatenate([y, dy])
+        return (both, *aux) if has_aux else both
 
     return g
 
@@ -101,13 +129,51 @@ def augmented_field(flow: Flow) -> Callable:
 
 
 def augmented_task(flow: Flow) -> tuple[Task, Options]:
-    """The initial value problem of the augmented state; tolerances of u hold for each block."""
+    """The initial value problem of the augmented state; tolerances of u hold for each block.
+
+    An explicit method steps the augmented field. An implicit one has its stages differentiated instead: the same
+    method applied to the augmented equation, by the one factorisation of the primal.
+    """
     z0 = initial_blocks(flow)
     z0 = z0.reshape(*z0.shape[:-2], -1)
     task = Task(augmented_field(flow), z0, flow.params, flow.params_axes, flow.t0, flow.t1, flow.ts)
+    if flow.order == 0:
+        task = task._replace(system=lambda params, tol: flow.system(params["p"], params["aux"], tol))
+    elif flow.settings.method.implicit:
+        task = task._replace(stages=augmented_stages(flow), velocity=augmented_velocity(flow))
     repeat = lambda tol: tol if tol.shape[-1:] != flow.u0.shape[-1:] else jnp.tile(tol, 2**flow.order)
     options = flow.options._replace(reltol=repeat(flow.options.reltol), abstol=repeat(flow.options.abstol))
     return task, options
+
+
+def augmented_stages(flow: Flow) -> Callable:
+    """The stages of an augmented state's step (stages, 2^k n), by differentiating those of the primal."""
+    n, method = flow.u0.shape[-1], flow.settings.method
+
+    def stages(params, t, t_lo, z, dt, t_stop, mode, tol):
+        def of(u, p):
+            system = flow.system(p, params["aux"], params["tol"])
+            out = step.stages(method, system, t, t_lo, u, dt, None, t_stop, mode)
+            err = step.error_estimate(method, dt, out, mode)
+            return jnp.concatenate([out.k, err[None]]), out._replace(k=None, err=None)
+
+        rows, out = with_tangents(of, flow.order, has_aux=True)(z.reshape(2**flow.order, n), params["p"], params["xs"])
+        rows = jnp.moveaxis(rows, 0, 1).reshape(rows.shape[1], -1)
+        return out._replace(k=rows[:-1], err=rows[-1])
+
+    return stages
+
+
+def augmented_velocity(flow: Flow) -> Callable:
+    """z' of the augmented state."""
+    n, method = flow.u0.shape[-1], flow.settings.method
+
+    def velocity(t, z, params):
+        of = lambda u, p: step.velocity(method, lambda t, u: flow.field(t, u, p, params["aux"]), t, u)
+        z = z.reshape(2**flow.order, n)
+        return with_tangents(of, flow.order)(z, params["p"], params["xs"]).reshape(-1)
+
+    return velocity
 
 
 def select(p: list, index: list) -> list:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from . import backward
 from .augment import Flow, augmented_task
-from .continuous import Adjoint, outputs, pullback, smallest
+from .continuous import Adjoint, backward_settings, outputs, pullback, smallest
 from .discrete import poison
 from .forward import settings_of, solve_augmented, tolerances
 from .interpolating import Joint
@@ -22,10 +22,9 @@ def adjoint(flow: Flow, w, wanted: list[int]):
     saves, last = saved_states(flow)
     reached = jnp.all(jnp.isfinite(saves), axis=-1)
     n, size = flow.u0.shape[-1], task.u0.shape[-1]
+    settings = backward_settings(settings_of(flow, 3), None, size, 2)
     scalars = tolerances(flow, options._replace(reltol=smallest(flow, "reltol"), abstol=smallest(flow, "abstol")))
-    adj = Adjoint(
-        flow, wanted, task.f, task.p, task.p_axes, None, poison(w, reached), settings_of(flow, 3), scalars, size
-    )
+    adj = Adjoint(flow, wanted, task.f, task.p, task.p_axes, None, poison(w, reached), settings, scalars, size)
     pack = Joint(flow, task.p_axes, wanted, size)
 
     def rhs(t, y, context, params):
@@ -33,7 +32,7 @@ def adjoint(flow: Flow, w, wanted: list[int]):
         lam_dot, p_dot = pullback(adj, t, z, params, lam)
         return jnp.concatenate([adj.f(t, z, params).astype(y.dtype), -pack.join(lam_dot, p_dot)])
 
-    def impulse(j, y, data):
+    def impulse(_, j, y, data):
         w, saves = data
         if flow.sensealg.restart:
             y = jnp.concatenate([saves[j].astype(y.dtype), y[size:]])

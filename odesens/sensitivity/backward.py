@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from ..extension import compiled_whole, vary, varying_axes, while_loop
 from ..integrate.lanes import Lanes
-from ..integrate.loop import RUNNING, Lane, Options, Settings, attempt, direction
+from ..integrate.loop import RUNNING, Lane, Options, Settings, Task, attempt, direction
+from ..methods.step import make_system
 from ..status import ReturnCode
 
 
@@ -23,9 +24,10 @@ class Sweep(NamedTuple):
     """A backward problem; everything per lane is mapped by the caller's `lanes`.
 
     rhs(t, y, context, params) is the backward field of one lane; rows(one_row, carry) calls carry = one_row(t_row,
-    context, carry) for each row, the last first, with the time ([lanes]) at which it starts; impulse(j, y) is the state
-    of one lane after the impulse of saved time j. accumulate(acc, lane, trial, context) is called for all lanes after
-    each attempt.
+    context, carry) for each row, the last first, with the time ([lanes]) at which it starts; impulse(params, j, y,
+    data) is the state of one lane after the impulse of saved time j. accumulate(acc, lane, trial, context) is called
+    for all lanes after each attempt. jacobian(t, y, context, params) is that of rhs, by default found by
+    differentiating it.
     """
 
     settings: Settings
@@ -39,6 +41,7 @@ class Sweep(NamedTuple):
     impulse: Callable
     impulse_data: Any
     accumulate: Callable | None = None
+    jacobian: Callable | None = None
 
 
 def run(sweep: Sweep, y1, t0, t1, ts, acc=None):
@@ -66,7 +69,8 @@ def run(sweep: Sweep, y1, t0, t1, ts, acc=None):
 
         def body(lane):
             now = due(lane)
-            y = lanes.map(sweep.impulse)(jnp.maximum(lane.saved, 0), lane.u, sweep.impulse_data)
+            impulse = lanes.map(sweep.impulse, (sweep.params_axes, 0, 0, 0))
+            y = impulse(sweep.params, jnp.maximum(lane.saved, 0), lane.u, sweep.impulse_data)
             return lane._replace(u=jnp.where(now[..., None], y, lane.u), saved=lane.saved - now.astype(jnp.int32))
 
         return while_loop(lambda lane: jnp.any(due(lane)), body, lane)
@@ -101,19 +105,27 @@ def _start(sweep: Sweep, y1, t0, t1, m: int) -> Lane:
         real = jnp.finfo(y.dtype).dtype
         even, zero = jnp.zeros((), real), jnp.zeros((), jnp.int32)
         saved = jnp.full((), m - 1, jnp.int32)
-        return Lane(t1, jnp.zeros_like(t1), y, jnp.zeros_like(y), t0 - t1, even, even, saved, zero, zero, zero, zero)
+        f0 = jnp.zeros_like(y)
+        return Lane(t1, jnp.zeros_like(t1), y, f0, t0 - t1, even, even, saved, zero, zero, zero, zero, zero, zero)
 
     return sweep.lanes.map(one)(y1, t0, t1)
 
 
 def _attempt(sweep: Sweep, lane: Lane, stop, context):
-    tableau = sweep.settings.tableau
-
     def one(params, lane, stop, context, options):
         f = lambda t, y: sweep.rhs(t, y, context, params)
-        if tableau.fsal:  # impulses and row changes break the chain from the last stage to the first
+        if sweep.settings.tableau.fsal:  # impulses and row changes break the chain from the last stage to the first
             lane = lane._replace(f0=f(lane.t, lane.u))
-        return attempt(sweep.settings, f, lane, stop, options)
+
+        def system(_, tol):
+            plain = make_system(f, tol=tol)
+            if sweep.jacobian is None:
+                return plain
+            given = sweep.jacobian
+            return plain._replace(jacobian=lambda t, y: given(t, y, context, params))
+
+        task = Task(lambda t, y, _: f(t, y), None, None, None, None, None, None, system)
+        return attempt(sweep.settings, task, None, lane, stop, options)
 
     axes = (sweep.params_axes, 0, 0, 0, sweep.options_axes)
     return sweep.lanes.map(one, axes)(sweep.params, lane, stop, context, sweep.options)

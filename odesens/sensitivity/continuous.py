@@ -3,20 +3,29 @@
 Owns: the augmented problem's record, u(t) within a row, the pullback of the augmented field, impulses. Must not know:
 how the parameter integral is taken.
 
-With F the augmented field and z its state, lam' = -F_z^T lam backwards, lam += w_j (last block) at each saved time,
-and p_bar = int F_p^T lam dt.
+With F the augmented field and z its state, M^T lam' = -F_z^T lam backwards, lam += nu_j at each saved time, u_bar =
+M^T lam(t0) and p_bar = int F_p^T lam dt, where nu_j = M^(-T) w_j on the last block. Where M is singular, z at t_j is
+bound by the algebraic equations N^T F = 0, N the null space of M^T: a change of z obeys B dz = M dz - N N^T F_p dp
+with B = M + N N^T F_z, so that nu_j = B^(-T) w_j, and p_bar has -F_p^T N N^T nu_j besides. lam must obey
+V^T F_z^T lam = 0, V the null space of M, of which M^T lam alone is free: (M^T + V V^T F_z^T) lam = M^T lam restores
+that after an impulse. Source: Cao, Li, Petzold, Serban, SIAM J. Sci. Comput. 24 (2003), section 2, for index 1.
 """
 
+from collections.abc import Callable
+from dataclasses import replace as dataclass_replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..extension import count_down
-from ..integrate.loop import Options, Settings, integrate
+from ..integrate.loop import Options, Settings, integrate, system_of
 from ..integrate.record import Steps, rows_for
-from ..integrate.replay import Replay, backwards, reached, theta_in
-from ..methods import explicit
+from ..integrate.replay import Replay, backwards, reached, steps_at, theta_in
+from ..methods import step as one_step
+from ..methods.linear import DENSE, Jacobian, Mass, in_parts, of_map
+from ..methods.step import mode_of
 from .augment import Flow, augmented_task, replace, select
 from .backward import Sweep
 from .discrete import mark_failed, poison
@@ -24,7 +33,7 @@ from .forward import settings_of, tolerances
 
 
 class Step(NamedTuple):
-    """One recorded step of one lane: its times (3,), state z, and all stages k."""
+    """One recorded step of one lane: its times (4,), state z, and all stages k."""
 
     times: Any
     z: Any
@@ -44,6 +53,8 @@ class Adjoint(NamedTuple):
     settings: Settings
     options: Options
     size: int  # of z
+    mass: Mass | None = None  # M of the augmented problem
+    saves: Any = None  # z at the saved times ([lanes], m, N), where M is singular
 
     @property
     def p(self) -> list:
@@ -61,7 +72,9 @@ def prepare(flow: Flow, w, wanted: list[int]) -> Adjoint:
     assert record is not None
     inside = reached(record, flow.lanes, flow.ts, flow.t0, flow.t1)
     scalars = tolerances(flow, options._replace(reltol=smallest(flow, "reltol"), abstol=smallest(flow, "abstol")))
-    return Adjoint(
+    mass, size = settings.method.mass, task.u0.shape[-1]
+    mass = None if mass is None else mass.blocks(2**flow.order)
+    adj = Adjoint(
         flow,
         wanted,
         task.f,
@@ -69,10 +82,35 @@ def prepare(flow: Flow, w, wanted: list[int]) -> Adjoint:
         task.p_axes,
         Replay(settings, task, options, axes, flow.lanes, record),
         poison(w, inside),
-        settings_of(flow, 3),
+        backward_settings(settings_of(flow, 3), mass, size, 2**flow.order),
         scalars,
-        task.u0.shape[-1],
+        size,
+        mass,
     )
+    return adj._replace(saves=states_at(adj, flow.ts)) if mass is not None and mass.singular else adj
+
+
+def backward_settings(settings: Settings, mass: Mass | None, size: int, blocks: int) -> Settings:
+    """The settings of M^T lam' = -F_z^T lam; the pattern of F_z is that of f_u where no tangents are carried along."""
+    method = settings.method
+    lin = dataclass_replace(method.linear, lead=size)
+    if blocks > 1:
+        lin = dataclass_replace(lin, sparsity=None, kind="krylov" if lin.kind == "krylov" else "dense")
+    method = dataclass_replace(method, mass=None if mass is None else mass.transposed, linear=lin)
+    return dataclass_replace(settings, method=method)
+
+
+def states_at(adj: Adjoint, ts):
+    """z at the times ts ([lanes], m), from the record."""
+    assert adj.replay is not None
+    times, states, _ = steps_at(adj.replay, ts)
+
+    def one(params, times, z, t, t1):
+        step = Step(times, z, stages_of(adj, params, times, z, t1))
+        return jnp.where(times[2] == 0, z, state_at(adj, step, t))
+
+    at = adj.flow.lanes.map(jax.vmap(one, (None, 0, 0, 0, None)), (adj.params_axes, 0, 0, 0, 0))
+    return at(adj.params, times, states, ts, adj.flow.t1)
 
 
 def smallest(flow: Flow, name: str):
@@ -99,22 +137,27 @@ def recorded_rows(adj: Adjoint):
 
 def recorded_step(adj: Adjoint, times, z) -> tuple[Any, Step]:
     """The time at which a row starts, and the step taken from there with its stages evaluated again."""
-    tableau, roll = adj.flow.settings.tableau, adj.flow.settings_for().roll
-
-    def one(params, times, z, t1):
-        t, t_lo, dt = times
-        f = lambda t, z: adj.f(t, z, params)
-        k = explicit.stages(tableau, f, t, t_lo, z, dt, f(t, z), t1, roll=roll)
-        return explicit.extra_stages(tableau, f, t, t_lo, z, dt, k, t1, roll=roll)
-
+    one = lambda params, times, z, t1: stages_of(adj, params, times, z, t1)
     k = adj.flow.lanes.map(one, (adj.params_axes, 0, 0, 0))(adj.params, times, z, adj.flow.t1)
     return times[..., 0], Step(times, z, k)
 
 
+def stages_of(adj: Adjoint, params, times, z, t1):
+    """All stages of one lane's recorded step."""
+    assert adj.replay is not None
+    method, task = adj.flow.settings_for().method, adj.replay.task
+    t, t_lo, dt, auto = times
+    if task.stages is not None:
+        return task.stages(params, t, t_lo, z, dt, t1, mode_of(auto), params["tol"]).k
+    system = system_of(task, params, params["tol"])
+    k = one_step.stages(method, system, t, t_lo, z, dt, None, t1, mode_of(auto), exact=False).k
+    return one_step.extra_stages(method, system.f, t, t_lo, z, dt, k, t1)
+
+
 def state_at(adj: Adjoint, step: Step, t):
     """z(t) within a recorded step of one lane."""
-    theta = theta_in(step.times, t)
-    return explicit.interpolate(adj.flow.settings.tableau, step.z, step.times[2], step.k, theta)
+    theta, mode = theta_in(step.times, t), mode_of(step.times[3])
+    return one_step.interpolate(adj.flow.settings.method, step.z, step.times[2], step.k, theta, mode)
 
 
 def pullback(adj: Adjoint, t, z, params, lam):
@@ -128,23 +171,76 @@ def state_pullback(adj: Adjoint, t, z, params, lam):
     return jax.vjp(lambda z: adj.f(t, z, params), z)[1](lam)[0]
 
 
-def add_impulse(adj: Adjoint):
-    """y + w_j on the last block of lam, the leading part of y."""
-    n, size = adj.flow.u0.shape[-1], adj.size
+def impulses(adj: Adjoint):
+    """nu_j ([lanes], m, N), and what the algebraic equations at the saved times add to p_bar (None where nothing)."""
+    n, mass = adj.flow.u0.shape[-1], adj.mass
+    w = jnp.pad(adj.w, [(0, 0)] * (adj.w.ndim - 1) + [(adj.size - n, 0)])
+    if mass is None:
+        return w, None
+    if not mass.singular:
+        return mass_transposed_solve(mass, w), None
+    onto = lambda x: project(mass.left, x)
 
-    def impulse(j, y, w):
-        return y + jnp.pad(w[j].astype(y.dtype), (size - n, y.size - size))
+    def nu(params, t, z, w):
+        f_z = lambda x: jax.jvp(lambda z: adj.f(t, z, params), (z,), (x,))[1]
+        # the pairing Re <w, dz> has -Im w for the imaginary part of dz, hence the conjugates
+        times, split, join = in_parts(lambda x: mass.times(x) + onto(f_z(x)), w.dtype)
+        b = split(jnp.conj(w))
+        return jnp.conj(join(of_map(DENSE, times, b.size, b.dtype).transposed(b)))
+
+    at = adj.flow.lanes.map(jax.vmap(nu, (None, 0, 0, 0)), (adj.params_axes, 0, 0, 0))
+    nus = at(adj.params, adj.flow.ts, adj.saves, w)
+    if not adj.wanted:
+        return nus, None
+    return nus, p_integral(adj, adj.params, adj.flow.ts, adj.saves, -onto(nus))
+
+
+def add_impulse(adj: Adjoint):
+    """lam + nu_j in the leading part of y, as a function of (params, j, y, data) with `impulse_data`."""
+    size, mass = adj.size, adj.mass
+
+    def impulse(params, j, y, data):
+        nu, ts, saves = data
+        lam = y[:size] + nu[j].astype(y.dtype)
+        if saves is not None:
+            back = lambda x: state_pullback(adj, ts[j], saves[j], params, x)
+            m = mass.transposed
+            times, split, join = in_parts(lambda x: m.times(x) + project(mass.right, back(x)), lam.dtype)
+            b = split(m.times(lam))
+            lam = join(of_map(DENSE, times, b.size, b.dtype).solve(b))
+        return jnp.concatenate([lam, y[size:]])
 
     return impulse
 
 
-def lam_sweep(adj: Adjoint, accumulate) -> Sweep:
-    """The backward sweep of lam alone; `accumulate` sees each step taken."""
+def impulse_data(adj: Adjoint, nu):
+    return nu, adj.flow.ts, adj.saves
+
+
+def project(basis, x):
+    """basis basis^T x on the last axis."""
+    return x @ np.asarray(basis @ basis.T, x.dtype)
+
+
+def mass_transposed_solve(mass: Mass, w):
+    """M^(-T) w on the last axis."""
+    return w @ np.asarray(np.linalg.inv(mass.matrix), w.dtype)
+
+
+def jacobian(adj: Adjoint, t, step: Step, params, tail: Callable | None = None) -> Jacobian:
+    """The Jacobian -F_z^T of the backward field of one lane."""
+    z = state_at(adj, step, t)
+    return Jacobian(lambda x: jax.jvp(lambda z: adj.f(t, z, params), (z,), (x,))[1], adjoint=True, tail=tail)
+
+
+def lam_sweep(adj: Adjoint, accumulate) -> tuple[Sweep, Any]:
+    """The backward sweep of lam alone, `accumulate` seeing each step taken; and where p_bar starts."""
 
     def rhs(t, lam, step, params):
         return -state_pullback(adj, t, state_at(adj, step, t), params, lam)
 
-    return Sweep(
+    nu, p_bar = impulses(adj)
+    sweep = Sweep(
         adj.settings,
         adj.flow.lanes,
         adj.options,
@@ -154,15 +250,17 @@ def lam_sweep(adj: Adjoint, accumulate) -> Sweep:
         rhs,
         recorded_rows(adj),
         add_impulse(adj),
-        adj.w,
+        impulse_data(adj, nu),
         accumulate,
+        lambda t, lam, step, params: jacobian(adj, t, step, params),
     )
+    return sweep, [jnp.zeros_like(x) for x in adj.p] if p_bar is None else p_bar
 
 
 def lam_stages(adj: Adjoint, params, t, t_lo, lam, dt, k, t_stop, step: Step):
     """All stages of a backward step of one lane, from its main ones."""
     f = lambda t, lam: -state_pullback(adj, t, state_at(adj, step, t), params, lam)
-    return explicit.extra_stages(adj.settings.tableau, f, t, t_lo, lam, dt, k, t_stop, roll=adj.settings.roll)
+    return one_step.extra_stages(adj.settings.method, f, t, t_lo, lam, dt, k, t_stop)
 
 
 def p_integral(adj: Adjoint, params, ts, z, lam):
@@ -182,4 +280,7 @@ def p_integral(adj: Adjoint, params, ts, z, lam):
 def outputs(adj: Adjoint, lam, p_bar: list, code):
     """u_bar, p_bar and the code; NaN where the backward solve failed."""
     u_bar = lam[..., : adj.flow.u0.shape[-1]]
+    mass = adj.flow.settings.method.mass
+    if mass is not None:
+        u_bar = adj.flow.lanes.map(mass.transposed.times)(u_bar)
     return *mark_failed(adj.flow, adj.wanted, code != 0, u_bar, p_bar), code

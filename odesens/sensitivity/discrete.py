@@ -21,7 +21,8 @@ from ..extension import compiled_whole, count_down, vary, varying_axes, while_lo
 from ..integrate.loop import Result, direction, integrate
 from ..integrate.record import Record, Steps, rows_for
 from ..integrate.replay import Replay, backwards, reached, steps_at, theta_in
-from ..methods import explicit
+from ..methods import step as one_step
+from ..methods.step import mode_of
 from . import jacobians
 from .augment import Flow, augmented_task, replace, select, with_tangents
 
@@ -37,8 +38,9 @@ def interpolant(flow: Flow):
     """The dense output on the record at the times ts, in any order: ([lanes], m, n), NaN outside."""
     assert flow.record is not None
     times, states, inside = steps_at(replay_of(flow, flow.record), flow.ts)
-    dense = flow.lanes.map(jax.vmap(one_dense(flow), (0, None, 0, 0, None)), (0, flow.params_axes, 0, 0, 0))
+    dense = flow.lanes.map(jax.vmap(dense_map(flow), (0, None, 0, 0, None)), (0, flow.params_axes, 0, 0, 0))
     out = dense(states[..., None, :], flow.params, times, theta_in(times, flow.ts), flow.t1)
+    out = jnp.where(times[..., 2:3] == 0, states, out)  # the end itself
     return jnp.where(inside[..., None], out, jnp.nan)
 
 
@@ -56,7 +58,7 @@ def adjoint(flow: Flow, w, wanted: list[int]):
     one_by_one = lambda record, w: sweep(flow, record, w, InSequence(flow, wanted))
     at_once = None
     if jacobians.applies(flow, wanted):
-        engine = jacobians.SideBySide(flow, wanted, one_step(flow), one_dense(flow))
+        engine = jacobians.SideBySide(flow, wanted, step_map(flow), dense_map(flow))
         at_once = lambda record, w: sweep(flow, record, w, engine)
     u_bar, p_bar = compiled_whole(one_by_one, record, w, otherwise=at_once)
     return *mark_failed(flow, wanted, failed, u_bar, p_bar), jnp.zeros_like(record.code)
@@ -107,7 +109,7 @@ class InSequence:
         return [jnp.sum(g, axis=0) if summed else g for g, summed in zip(p_bar, self.summed, strict=True)]
 
     def pull(self, steps: Steps, w, lam, p_bar, left):
-        flow, tableau = self.flow, self.flow.settings.tableau
+        flow, method, tableau = self.flow, self.flow.settings.method, self.flow.settings.tableau
         lanes, m = flow.lanes, flow.ts.shape[-1]
         extra = tableau.n_extra if m else 0
         last = jnp.asarray(np.arange(2**flow.order) == 2**flow.order - 1, lam.dtype)  # a save is of the last block
@@ -120,7 +122,7 @@ class InSequence:
             """Add the cotangents of one save to those of z and of its stages."""
             z_bar, k_bar, left = state
             j = jnp.maximum(left - 1, 0)
-            weights = explicit.dense_weights(tableau, theta_in(times, ts[j]), k_bar.dtype)
+            weights = one_step.dense_weights(method, theta_in(times, ts[j]), k_bar.dtype, mode_of(times[3]))
             here = jnp.where(is_due, w[j], 0)
             in_k = times[2].astype(k_bar.dtype) * weights[:, None] * here[None]
             return (
@@ -131,7 +133,7 @@ class InSequence:
 
         def start(lam, times):
             """The cotangents of z and of its stages (2^k, stages, n) that come from the next state."""
-            b = jnp.asarray(tableau.B, lam.dtype) * times[2].astype(lam.dtype)
+            b = jnp.asarray(one_step.weights(method, lam.dtype, mode_of(times[3]))) * times[2].astype(lam.dtype)
             k_bar = b[None, :, None] * jnp.where(times[2] == 0, 0, lam)[:, None, :]
             return lam, jnp.pad(k_bar, [(0, 0), (0, extra), (0, 0)])
 
@@ -164,30 +166,26 @@ class InSequence:
 # ---------------------------------------------------------------- the maps
 
 
-def one_step(flow: Flow):
-    """One recorded step of one lane as a map of z (2^k, n), params, times (3,) and the end time."""
+def step_map(flow: Flow):
+    """One recorded step of one lane as a map of z (2^k, n), params, times (4,) and the end time."""
 
     def one(z, params, times, t1):
         def step(u, p):
-            k = _stages(flow, params["aux"], u, p, times, t1)
-            return explicit.advance(flow.settings.tableau, u, times[2], k)
+            k = _stages(flow, params, u, p, times, t1, extra=False)
+            return one_step.advance(flow.settings.method, u, times[2], k, mode_of(times[3]))
 
         return with_tangents(step, flow.order)(z, params["p"], params["xs"])
 
     return one
 
 
-def one_dense(flow: Flow):
+def dense_map(flow: Flow):
     """The last block of one lane's dense output at theta within the step from z (2^k, n)."""
-    tableau = flow.settings.tableau
 
     def one(z, params, times, theta, t1):
         def value(u, p):
-            t, t_lo, dt = times
-            k = _stages(flow, params["aux"], u, p, times, t1)
-            f = lambda t, u: flow.field(t, u, p, params["aux"])
-            k = explicit.extra_stages(tableau, f, t, t_lo, u, dt, k, t1, roll=flow.settings.roll)
-            return explicit.interpolate(tableau, u, dt, k, theta)
+            k = _stages(flow, params, u, p, times, t1, extra=True)
+            return one_step.interpolate(flow.settings.method, u, times[2], k, theta, mode_of(times[3]))
 
         return with_tangents(value, flow.order)(z, params["p"], params["xs"])[-1]
 
@@ -195,26 +193,23 @@ def one_dense(flow: Flow):
 
 
 def all_stages(flow: Flow, extra: bool):
-    """The stages of one lane's step as a map of z (2^k, n), params, times (3,) and the end time: (2^k, stages, n)."""
-    tableau, roll = flow.settings.tableau, flow.settings.roll
+    """The stages of one lane's step as a map of z (2^k, n), params, times (4,) and the end time: (2^k, stages, n)."""
 
     def one(z, params, times, t1):
-        def stages(u, p):
-            k = _stages(flow, params["aux"], u, p, times, t1)
-            if not extra:
-                return k
-            f = lambda t, u: flow.field(t, u, p, params["aux"])
-            return explicit.extra_stages(tableau, f, times[0], times[1], u, times[2], k, t1, roll=roll)
-
+        stages = lambda u, p: _stages(flow, params, u, p, times, t1, extra=extra)
         return with_tangents(stages, flow.order)(z, params["p"], params["xs"])
 
     return one
 
 
-def _stages(flow: Flow, aux, u, p, times, t1):
-    t, t_lo, dt = times
-    f = lambda t, u: flow.field(t, u, p, aux)
-    return explicit.stages(flow.settings.tableau, f, t, t_lo, u, dt, f(t, u), t1, roll=flow.settings.roll)
+def _stages(flow: Flow, params, u, p, times, t1, *, extra: bool):
+    """The stages of a recorded step, with `extra` those that only dense output needs too."""
+    t, t_lo, dt, auto = times
+    k = flow.stages(p, params["aux"], params["tol"], t, t_lo, u, dt, t1, mode_of(auto))
+    if not extra:
+        return k
+    f = lambda t, u: flow.field(t, u, p, params["aux"])
+    return one_step.extra_stages(flow.settings.method, f, t, t_lo, u, dt, k, t1)
 
 
 # ---------------------------------------------------------------- the mesh

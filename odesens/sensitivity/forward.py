@@ -12,21 +12,25 @@ import jax.numpy as jnp
 
 from ..extension import vary, varying_axes
 from ..integrate.loop import Result, Settings, Task, integrate
-from .augment import Flow, augmented_task, replace, select
+from .augment import Flow, augmented_stages, augmented_task, augmented_velocity, replace, select
+
+
+def with_own_choices(flow: Flow) -> Flow:
+    """`flow` with the loop's settings for the second equation: the sensitivity algorithm's where it has any."""
+    own, settings = flow.sensealg, flow.settings
+    if own.alg is not None:
+        method = dataclass_replace(
+            settings.method, tableau=own.alg.tableau, linear=own.alg.linear(settings.method.linear)
+        )
+        settings = dataclass_replace(settings, method=method)
+    if own.max_steps is not None:
+        settings = dataclass_replace(settings, max_steps=own.max_steps)
+    return flow._replace(settings=settings)
 
 
 def settings_of(flow: Flow, factor: int = 1) -> Settings:
-    """The loop's settings for the second equation: the sensitivity algorithm's own choices where it has any.
-
-    `factor`: how many times the operations of the augmented field that equation has.
-    """
-    alg, max_steps = flow.sensealg.alg, flow.sensealg.max_steps
-    settings = flow.settings_for(factor)
-    if alg is not None:
-        settings = dataclass_replace(settings, tableau=alg.tableau)
-    if max_steps is not None:
-        settings = dataclass_replace(settings, max_steps=max_steps)
-    return settings
+    """Those settings for an equation with `factor` times the operations of the augmented field."""
+    return with_own_choices(flow).settings_for(factor)
 
 
 def tolerances(flow: Flow, options):
@@ -39,9 +43,10 @@ def tolerances(flow: Flow, options):
 
 def solve_augmented(flow: Flow, *, record: bool) -> Result:
     """Integrate the augmented state of `flow` with error control on all its blocks."""
+    flow = with_own_choices(flow)
     task, options = augmented_task(flow)
     options = tolerances(flow, options)
-    return integrate(settings_of(flow), task, options, flow.axes["options"], flow.lanes, record=record)
+    return integrate(flow.settings_for(), task, options, flow.axes["options"], flow.lanes, record=record)
 
 
 def tangent(flow: Flow):
@@ -52,26 +57,41 @@ def tangent(flow: Flow):
 
 def adjoint(flow: Flow, w, wanted: list[int]):
     """The gradient of <w, D^k Phi> from one augmented solve along every direction of u0 and of the wanted leaves."""
+    flow = with_own_choices(flow)
     task, options = augmented_task(flow)
     basis = Basis(flow, wanted)
     n, big, count = flow.u0.shape[-1], task.u0.shape[-1], basis.count
-    f = task.f
 
-    def with_directions(t, y, params):
+    def with_directions(fn, y, params):
+        """The rows (.., big) that fn(z, params) gives, with those of every direction after them; and what else."""
         z, s = y[:big], y[big:].reshape(count, big)
         p = select(params["p"], wanted)
 
         def along(s, x):
-            at = lambda z, p: f(t, z, replace(params, wanted, p))
-            return jax.jvp(at, (z, p), (s, x))
+            at = lambda z, p: fn(z, replace(params, wanted, p))
+            return jax.jvp(at, (z, p), (s, x), has_aux=True)
 
-        dz, ds = jax.vmap(along, out_axes=(None, 0))(s, basis.leaves)
-        return jnp.concatenate([dz, ds.reshape(-1)])
+        rows, directions, aux = jax.vmap(along, out_axes=(None, 0, None))(s, basis.leaves)
+        directions = jnp.moveaxis(directions, 0, -2)
+        return jnp.concatenate([rows, directions.reshape(*rows.shape[:-1], -1)], axis=-1), aux
+
+    def field_of(f):
+        return lambda t, y, params: with_directions(lambda z, params: (f(t, z, params), None), y, params)[0]
+
+    inner = augmented_stages(flow)
+
+    def stages(params, t, t_lo, y, dt, t_stop, mode, tol):
+        def of(z, params):
+            out = inner(params, t, t_lo, z, dt, t_stop, mode, tol)
+            return jnp.concatenate([out.k, out.err[None]]), out._replace(k=None, err=None)
+
+        rows, out = with_directions(of, y, params)
+        return out._replace(k=rows[:-1], err=rows[-1])
 
     s0 = jnp.zeros((count, big), task.u0.dtype).at[:, :n].set(basis.u)
     s0 = flow.lanes.spread(s0.reshape(-1))
     all_ = Task(
-        with_directions,
+        field_of(task.f),
         jnp.concatenate([task.u0, s0], axis=-1),
         task.p,
         task.p_axes,
@@ -79,9 +99,11 @@ def adjoint(flow: Flow, w, wanted: list[int]):
         task.t1,
         task.ts,
     )
+    if flow.settings.method.implicit:
+        all_ = all_._replace(stages=stages, velocity=field_of(augmented_velocity(flow)))
     repeat = lambda tol: tol if tol.shape[-1:] != (big,) else jnp.tile(tol, count + 1)
     options = tolerances(flow, options._replace(reltol=repeat(options.reltol), abstol=repeat(options.abstol)))
-    result = integrate(settings_of(flow, 2), all_, options, flow.axes["options"], flow.lanes, record=False)
+    result = integrate(flow.settings_for(2), all_, options, flow.axes["options"], flow.lanes, record=False)
     s = result.us[..., big:].reshape(*result.us.shape[:-1], count, big)[..., -n:]
     touched = (w != 0)[..., None, :]
     value = jnp.sum(jnp.where(touched, w[..., None, :] * s, 0), axis=(-3, -1))

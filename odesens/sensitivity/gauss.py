@@ -9,10 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..methods import explicit
+from ..extension import count_down
+from ..methods import step as one_step
 from . import backward
 from .augment import Flow
 from .continuous import Adjoint, Step, lam_stages, lam_sweep, outputs, p_integral, prepare, state_at
+
+AT_ONCE = 512  # states up to which the nodes of a step are taken side by side
 
 
 def adjoint(flow: Flow, w, wanted: list[int]):
@@ -27,11 +30,17 @@ def adjoint(flow: Flow, w, wanted: list[int]):
             (adj.params_axes, 0, 0, 0, 0),
         )
         ts, z, lam = at(adj.params, lane, trial, step, step.times[..., 0])
-        return jax.tree.map(jnp.add, p_bar, p_integral(adj, adj.params, ts, z, lam))
+        if adj.size <= AT_ONCE:
+            return jax.tree.map(jnp.add, p_bar, p_integral(adj, adj.params, ts, z, lam))
 
-    sweep = lam_sweep(adj, accumulate if wanted else None)
+        def add(g, p_bar):
+            one = lambda x: jax.lax.dynamic_slice_in_dim(x, g, 1, axis=0 if flow.lanes.size is None else 1)
+            return jax.tree.map(jnp.add, p_bar, p_integral(adj, adj.params, one(ts), one(z), one(lam)))
+
+        return count_down(count, add, p_bar)
+
+    sweep, p_bar = lam_sweep(adj, accumulate if wanted else None)
     lam1 = flow.lanes.spread(jnp.zeros(adj.size, flow.u0.dtype))
-    p_bar = [jnp.zeros_like(x) for x in adj.p]
     lam, p_bar, code = backward.run(sweep, lam1, flow.t0, flow.t1, flow.ts, p_bar)
     return outputs(adj, lam, p_bar, code)
 
@@ -47,7 +56,7 @@ def nodes_of_step(adj: Adjoint, params, lane, trial, step: Step, t_stop, nodes, 
     k = lam_stages(adj, params, lane.t, lane.t_lo, lane.u, trial.dt, trial.k, t_stop, step)
     theta = jnp.asarray(nodes, trial.dt.dtype)
     ts = lane.t + (lane.t_lo + theta * trial.dt)
-    lam = jax.vmap(lambda x: explicit.interpolate(adj.settings.tableau, lane.u, trial.dt, k, x))(theta)
+    lam = jax.vmap(lambda x: one_step.interpolate(adj.settings.method, lane.u, trial.dt, k, x, trial.mode))(theta)
     weighted = lam * (jnp.asarray(weights, lam.dtype) * -trial.dt.astype(lam.dtype))[:, None]
     z = jax.vmap(lambda t: state_at(adj, step, t))(ts)
     return ts, z, jnp.where(trial.accepted, weighted, 0)

@@ -3,12 +3,24 @@
 Owns: the joint state (lam, p_bar). Must not know: the sweep's stepping.
 """
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 
 from ..field import Flat
 from . import backward
 from .augment import Flow
-from .continuous import add_impulse, outputs, prepare, pullback, recorded_rows, state_at
+from .continuous import (
+    add_impulse,
+    impulse_data,
+    impulses,
+    jacobian,
+    outputs,
+    prepare,
+    pullback,
+    recorded_rows,
+    state_at,
+)
 
 
 def adjoint(flow: Flow, w, wanted: list[int]):
@@ -21,8 +33,15 @@ def adjoint(flow: Flow, w, wanted: list[int]):
         lam_dot, p_dot = pullback(adj, t, state_at(adj, step, t), params, lam)
         return -pack.join(lam_dot, p_dot)
 
+    def own_jacobian(t, y, step, params):
+        def tail(x):
+            return -pack.join(x, pullback(adj, t, state_at(adj, step, t), params, pack.lam(x))[1])[adj.size :]
+
+        return jacobian(adj, t, step, params, tail)
+
+    nu, direct = impulses(adj)
     sweep = backward.Sweep(
-        adj.settings,
+        joint_settings(adj, pack.flat.size),
         flow.lanes,
         adj.options,
         flow.axes["options"],
@@ -31,12 +50,22 @@ def adjoint(flow: Flow, w, wanted: list[int]):
         rhs,
         recorded_rows(adj),
         add_impulse(adj),
-        adj.w,
+        impulse_data(adj, nu),
+        jacobian=own_jacobian,
     )
     y1 = flow.lanes.spread(jnp.zeros(pack.size, pack.dtype))
     y, _, code = backward.run(sweep, y1, flow.t0, flow.t1, flow.ts)
     lam, p_bar = pack.split(y)
+    if direct is not None:
+        p_bar = [a + b for a, b in zip(p_bar, direct, strict=True)]
     return outputs(adj, lam, p_bar, code)
+
+
+def joint_settings(adj, extra: int):
+    """The settings of the joint equation, whose last `extra` components are quadratures."""
+    method = adj.settings.method
+    mass = None if method.mass is None else method.mass.extended(extra)
+    return replace(adj.settings, method=replace(method, mass=mass))
 
 
 class Joint:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..extension import count_down, while_loop
-from ..methods import explicit
+from ..methods import step as one_step
 from . import backward
 from .augment import Flow
 from .continuous import Adjoint, Step, lam_stages, lam_sweep, outputs, p_integral, prepare, state_at
@@ -46,9 +46,8 @@ def adjoint(flow: Flow, w, wanted: list[int]):
     """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted parameter leaves; and a code."""
     adj = prepare(flow, w, wanted)
     tolerance = jnp.max(adj.options.abstol), jnp.max(adj.options.reltol)
-    sweep = lam_sweep(adj, (lambda *args: add_panels(adj, tolerance, *args)) if wanted else None)
+    sweep, p_bar = lam_sweep(adj, (lambda *args: add_panels(adj, tolerance, *args)) if wanted else None)
     lam1 = flow.lanes.spread(jnp.zeros(adj.size, flow.u0.dtype))
-    p_bar = [jnp.zeros_like(x) for x in adj.p]
     lam, p_bar, code = backward.run(sweep, lam1, flow.t0, flow.t1, flow.ts, p_bar)
     return outputs(adj, lam, p_bar, code)
 
@@ -69,7 +68,7 @@ def add_panels(adj: Adjoint, tolerance, total: list, lane, trial, step: Step) ->
         dt = trial.dt
         theta = low + width * jnp.asarray(x, dt.dtype)
         ts = lane.t + (lane.t_lo + theta * dt)
-        value = jax.vmap(lambda c: explicit.interpolate(adj.settings.tableau, lane.u, dt, k, c))(theta)
+        value = jax.vmap(lambda c: one_step.interpolate(adj.settings.method, lane.u, dt, k, c, trial.mode))(theta)
         value = value * (jnp.asarray(weights, value.dtype) * (-dt * width).astype(value.dtype))[:, None]
         z = jax.vmap(lambda t: state_at(adj, step, t))(ts)
         return ts, z, jnp.where(trial.accepted, value, 0)

@@ -1,0 +1,94 @@
+"""Consistent initial states of differential-algebraic equations of index 1.
+
+With N and V the null spaces of M^T and M, the algebraic equations N^T f(t, u + V y) = 0 determine y; what M u fixes is
+kept. Owns: solving them, checking them. Must not know: steps, loops.
+Source: Brown, Hindmarsh, Petzold, Consistent initial condition calculation for differential-algebraic systems, SIAM J.
+Sci. Comput. 19 (1998).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..extension import vary, varying_axes
+from .linear import DENSE, Mass, of_map, solve_exactly
+
+ITERATIONS = 50
+
+
+class Search(NamedTuple):
+    """Newton's iteration for y: the size of the last change and of the residual; whether every matrix was regular."""
+
+    y: Any
+    change: Any
+    residual: Any
+    count: Any
+    regular: Any
+
+
+def consistent(mass: Mass, f: Callable, t, u, tol, *, check: bool):
+    """u with its algebraic part solved for, or with `check` as it is, and whether it is consistent.
+
+    It is where the last change of Newton's iteration is within the tolerances tol = (abstol, reltol), with `check` that
+    of its first step from u. Differentiable to any order, by the implicit function theorem.
+    """
+    abstol, reltol = tol
+    if jnp.iscomplexobj(u):
+        return _of_real(mass, f, t, u, tol, check)
+    left, right = (np.asarray(x, u.dtype) for x in (mass.left, mass.right))
+    moved = lambda y: u + right @ y
+    residual = lambda y: left.T @ f(t, moved(y))
+    scale = abstol + reltol * jnp.abs(u)
+    norm = lambda y: jnp.sqrt(jnp.mean(jnp.square((right @ y) / scale)))
+    start = jnp.zeros(right.shape[1], u.dtype)
+    found = jax.lax.stop_gradient(search(residual, start, norm, 1 if check else ITERATIONS))
+    if check:
+        return u, found.regular & (found.change <= 1)
+
+    def linearised(times, b):
+        return solve_exactly(times, of_map(DENSE, times, b.size, b.dtype), b)
+
+    y = jax.lax.custom_root(residual, start, lambda g, y: search(g, y, norm, ITERATIONS).y, linearised)
+    return moved(y), found.regular & (found.change <= 1e-2)
+
+
+def search(residual: Callable, y, norm: Callable, most: int) -> Search:
+    """Newton's method with steps halved while the residual grows, until the change is rounding."""
+    eps = jnp.finfo(y.dtype).eps
+    size = lambda r: jnp.sqrt(jnp.sum(jnp.square(r)))
+
+    def body(s: Search) -> Search:
+        along = lambda e: jax.jvp(residual, (s.y,), (e,))[1]
+        solver = of_map(DENSE, along, y.size, y.dtype)
+        change = solver.solve(residual(s.y))
+
+        def shorter(state):
+            return state[0] / 2, size(residual(s.y - state[0] / 2 * change))
+
+        worse = lambda state: ~(state[1] <= s.residual) & (state[0] > 1e-4)
+        one = jnp.ones((), y.dtype)
+        length, new = jax.lax.while_loop(worse, shorter, (one, size(residual(s.y - change))))
+        return Search(s.y - length * change, norm(change), new, s.count + 1, s.regular & solver.ok)
+
+    def going(s: Search):
+        small = s.change <= 8 * eps / jnp.asarray(1e-6, y.dtype)
+        return (s.count < most) & ~small & jnp.isfinite(s.residual)
+
+    zero = jnp.zeros((), jnp.int32)
+    state = Search(y, jnp.asarray(jnp.inf, y.dtype), size(residual(y)), zero, jnp.asarray(True))
+    state = vary(state, varying_axes(*jax.tree.leaves((state, residual(y)))))
+    return jax.lax.while_loop(going, body, state)
+
+
+def _of_real(mass: Mass, f: Callable, t, u, tol, check: bool):
+    """The same for a complex state by its real and imaginary parts."""
+    n = u.shape[-1]
+    split = lambda z: jnp.concatenate([jnp.real(z), jnp.imag(z)])
+    join = lambda x: (x[:n] + 1j * x[n:]).astype(u.dtype)
+    twice = lambda x: x if jnp.ndim(x) == 0 else jnp.concatenate([x, x])
+    real = lambda t, x: split(f(t, join(x)))
+    x, ok = consistent(mass.blocks(2), real, t, split(u), tuple(map(twice, tol)), check=check)
+    return join(x), ok
