@@ -12,6 +12,7 @@ from odesens.integrate.record import Record, steps_between
 from odesens.integrate.replay import Replay, backwards, steps_at
 from odesens.methods import explicit
 from odesens.methods.controller import PIDController
+from odesens.methods.step import Method
 from odesens.methods.tableaus import EULER, HEUN, TSIT5
 
 from .problems import METHODS
@@ -137,7 +138,7 @@ def all_steps(record):
 
 
 def test_a_scripted_controller_sets_the_steps():
-    settings = Settings(HEUN, Script(2.0), True, True, 100, 1)
+    settings = Settings(Method(HEUN), Script(2.0), True, True, 100)
     result = integrate(
         settings,
         task(lambda t, u, p: jnp.zeros_like(u), [1.0], 1.0),
@@ -154,7 +155,7 @@ def test_a_scripted_controller_sets_the_steps():
 
 def test_rejected_steps_leave_no_row():
     wiggle = lambda t, u, p: jnp.full_like(u, 50.0) * jnp.cos(50.0 * t)
-    settings = Settings(HEUN, Script(3.0), True, True, 1000, 1)
+    settings = Settings(Method(HEUN), Script(3.0), True, True, 1000)
     result = integrate(settings, task(wiggle, [0.0], 1.0), options(0.5), Options(*[None] * 5), Lanes(None), record=1001)
     size = int(result.record.size)
     assert int(result.lane.nreject) > 0 and size == int(result.lane.naccept)
@@ -165,7 +166,7 @@ def test_rejected_steps_leave_no_row():
 def test_lanes_take_the_steps_they_would_take_alone():
     f = lambda t, u, p: -p * u
     rates = jnp.array([0.1, 3.0, 40.0])
-    settings = Settings(TSIT5, PIDController(), True, False, 200, 1)
+    settings = Settings(Method(TSIT5), PIDController(), True, False, 200)
     spread = lambda x: jnp.full(3, x)
     many = Task(f, jnp.ones((3, 1)), rates, 0, spread(0.0), spread(1.0), jnp.ones((3, 1)))
     run = lambda t, lanes: integrate(settings, t, options(0.0), Options(*[None] * 5), lanes, record=201)
@@ -181,9 +182,9 @@ def test_lanes_take_the_steps_they_would_take_alone():
 
 def test_steps_at_given_times_of_a_record_with_idle_rows():
     rows = jnp.array([0.0, 0.5, 0.5, 1.0, 0.0])  # the second one is of an iteration in which this lane was rejected
-    times = jnp.stack([rows, *[jnp.zeros(5)] * 4], axis=1)
+    times = jnp.stack([rows, *[jnp.zeros(5)] * 5], axis=1)
     record = Record(times, jnp.arange(5.0)[:, None], jnp.array([3, 1]), jnp.asarray(0))
-    settings = Settings(HEUN, Script(2.0), True, True, 4, 1)
+    settings = Settings(Method(HEUN), Script(2.0), True, True, 4)
     replay = Replay(settings, task(None, [0.0], 1.0), options(0.1), Options(*[None] * 5), Lanes(None), record)
     found, states, inside = steps_at(replay, jnp.array([0.0, 0.25, 0.5, 0.75, 1.0, 1.1]))
     np.testing.assert_array_equal(states[:, 0], [0, 0, 2, 2, 3, 3])
@@ -197,7 +198,7 @@ def test_a_record_of_few_rows_gives_every_step_back(rows, lanes, monkeypatch):
     """Whatever the stride, and however often rows must be divided: the same steps as in a record that has them all."""
     monkeypatch.setattr("odesens.integrate.replay.CHUNK", 4)
     f = lambda t, u, p: jnp.stack([u[1], -u[0]]) * (1.0 + jnp.cos(3 * t))
-    settings = Settings(TSIT5, PIDController(), True, False, 4096, 1)
+    settings = Settings(Method(TSIT5), PIDController(), True, False, 4096)
     spread = lambda x: jnp.asarray(x) if lanes is None else jnp.broadcast_to(jnp.asarray(x), (lanes, *jnp.shape(x)))
     u0 = jnp.array([1.0, 0.3]) if lanes is None else jnp.array([[1.0, 0.3], [1e-3, 2.0]])
     problem = Task(f, u0, {}, None, spread(0.0), spread(9.0), spread(jnp.zeros(0)))
@@ -288,7 +289,7 @@ def test_evaluations_of_f_are_counted():
     """Two for the starting step, then six a step for Tsit5 (its seventh is the next one's first); ten for Vern7."""
     prob = ode.ODEProblem(lambda t, u, p: -u, 1.0, (0.0, 1.0))
     count = lambda alg, **options: [int(x) for x in ode.solve(prob, alg, saveat=[1.0], **options).stats]
-    nf, naccept, nreject = count(ode.Tsit5())
+    nf, _, _, naccept, nreject = count(ode.Tsit5())
     assert nf == 2 + 6 * (naccept + nreject)
     fixed = {"adaptive": False, "dt0": 0.1}
     assert count(ode.Tsit5(), **fixed)[0] == 1 + 6 * 10

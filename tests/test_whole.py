@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import odesens as ode
-from odesens import extension
+from odesens import extension, primitive
 from odesens.evaluate import evaluate
 from odesens.extension import subjaxprs
 from odesens.primitive import flow
@@ -39,6 +39,8 @@ WHOLE = {
     "loops": lambda t, u, p: jax.lax.scan(lambda c, x: (0.9 * c + x, None), -u, jnp.stack([p, u]))[0],
     "custom rule": lambda t, u, p: -p * cube(u),
     "index": lambda t, u, p: p * u[jnp.array([1, 0])] - u,
+    "largest": lambda t, u, p: -p * u * (1 + 0.1 * jnp.argmax(jnp.stack([u, p, 0 * u]), axis=0)),
+    "tile": lambda t, u, p: -p * u + jnp.sum(jnp.tile(u, (2, 3)), axis=0)[2:4] * 0.1,
 }
 OTHER = {
     "scatter": lambda t, u, p: (-p * u).at[jnp.array([0, 1, 0])].add(0.1 * u[0]),
@@ -88,8 +90,6 @@ def test_small_fields_run_whole_and_give_the_same_values(name, monkeypatch):
     (value, gradient), forward = both()
     monkeypatch.setattr(extension, "_WHOLE_TESTED", False)
     jax.clear_caches()
-    from odesens import primitive
-
     primitive._compiled.cache_clear()
     assert marked(f, jax.grad) == [False, False]
     (value2, gradient2), forward2 = both()
@@ -98,6 +98,24 @@ def test_small_fields_run_whole_and_give_the_same_values(name, monkeypatch):
     close(gradient, gradient2, 1e-11)
     close(forward, forward2, 1e-11)
     close(gradient, forward, 1e-10)
+
+
+@pytest.mark.parametrize("alg", [ode.Rodas5P(), ode.Kvaerno5(), ode.AutoTsit5(ode.Rodas5P())], ids=repr)
+def test_stiff_methods_run_whole_and_give_the_same_values(alg, monkeypatch):
+    start = jnp.array([0.7, -0.4, 0.6, 0.8])
+    f = lambda t, u, p: jnp.stack([p[0] * u[1] * jnp.cos(t), -300 * (u[1] - u[0] ** 2) + p[1]])
+    loss = lambda v: loss_of(endpoint(f, v, alg=alg))
+    value, gradient = jax.jit(jax.value_and_grad(loss))(start)
+    asked = []
+    monkeypatch.setattr(extension, "can_be_whole", lambda jaxpr: asked.append(jaxpr))
+    jax.clear_caches()
+    primitive._compiled.cache_clear()
+    value2, gradient2 = jax.jit(jax.value_and_grad(loss))(start)
+    primitive._compiled.cache_clear()
+    monkeypatch.undo()
+    assert len(asked) >= 2 and all(extension.can_be_whole(jaxpr) for jaxpr in asked)
+    close(value, value2, 1e-11)
+    close(gradient, gradient2, 1e-9)
 
 
 @pytest.mark.parametrize("name", OTHER)
