@@ -48,6 +48,7 @@ def arguments(doc: str, seconds: float = 1.0, **more) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=seconds, help="timing of each program in each case")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no new case after this time")
     parser.add_argument("--only", default="", help="comma-separated words of the peers' names")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result file")
     for name, (default, text) in more.items():
         kind = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
         parser.add_argument(f"--{name.replace('_', '-')}", help=text, **kind)
@@ -85,8 +86,9 @@ def attempt(name: str, run: Callable):
             raise
         note(f"{name} left out: {error.name or error} is not installed")
     except Exception as error:
-        lines = [x.strip() for x in str(error).splitlines() if x.strip()]
-        note(f"{name} failed: {type(error).__name__}: {(lines or [''])[-1][:200]}")
+        lines = [x.strip() for x in str(error).splitlines() if x.strip(" -")]
+        known = [x for x in lines if "maximum number of solver steps" in x]  # diffrax, amid a traceback
+        note(f"{name} failed: {type(error).__name__}: {(known or lines or [''])[-1][:200]}")
     return None
 
 
@@ -189,6 +191,48 @@ def odeint_solve(problem: Problem, tol) -> Callable:
         return us if problem.ts is not None else jax.tree.map(lambda x: x[-1], us)
 
     return solve
+
+
+def by_tolerance(solve: Callable, *args, loss=total, wrt=(0,), derivative=None, what=("solve", "gradient")):
+    """make(tol) for solve(tol, *args) -> (values, steps), compiled once for all tolerances.
+
+    The gradient is that of loss(values). derivative: `jax.grad`, the default, or `jax.jacfwd`. what: which programs.
+    `make.steps`: the steps of each tolerance's solve.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    args, steps = jax.tree.map(jnp.asarray, args), {}
+    which = lambda chosen, args, tol: loss(solve(tol, *_replaced(args, wrt, chosen))[0])
+    gradient = jax.jit(lambda args, tol: (derivative or jax.grad)(which)([args[i] for i in wrt], args, tol))
+    value = jax.jit(lambda args, tol: solve(tol, *args))
+
+    def make(tol):
+        at = jnp.asarray(tol, jnp.result_type(float))
+
+        def solution():
+            values, steps[tol] = jax.block_until_ready(value(args, at))
+            return values
+
+        made = {"solve": solution, "gradient": lambda: jax.block_until_ready(gradient(args, at))}
+        return {w: made[w] for w in what}
+
+    make.steps = steps
+    return make
+
+
+def _replaced(args, wrt, values) -> list:
+    args = list(args)
+    for i, x in zip(wrt, values, strict=True):
+        args[i] = x
+    return args
+
+
+def within(make: Callable, low: float, high: float = math.inf) -> Callable:
+    """make(tol) for low <= tol <= high alone."""
+    few = lambda tol: make(tol) if low <= tol <= high else {}
+    few.steps = getattr(make, "steps", {})
+    return few
 
 
 def odesens(problem: Problem, *choice) -> Callable:
@@ -299,7 +343,7 @@ def first_calls(make: Callable, tol) -> dict:
 def work_precision(peers: dict, reference: dict, tolerances: list, options) -> dict:
     """Rows (tolerance, then error and seconds of each program, then seconds of each first call) of each peer.
 
-    peers: name -> make(tol) -> a dict of programs, whose keys are those of the reference.
+    peers: name -> make(tol) -> a dict of programs, whose keys are among those of the reference.
     """
     points = {}
     for tol in tolerances:
@@ -315,10 +359,11 @@ def work_precision(peers: dict, reference: dict, tolerances: list, options) -> d
                 ready[name, what] = run
         times = interleaved(ready, options.seconds)
         for name in dict.fromkeys(name for name, _ in ready):
-            pairs = [(facts[name, what][0], times[name, what]) for what in reference]
-            row = [tol, *sum(pairs, ()), *(facts[name, what][1] for what in reference)]
+            known = {what: facts.get((name, what), (None, None)) for what in reference}
+            pairs = [(known[what][0], times.get((name, what))) for what in reference]
+            row = [tol, *sum(pairs, ()), *(known[what][1] for what in reference)]
             points.setdefault(name, []).append(row)
-            told = [f"{w} {duration(t)} error {digits(e)}" for w, (e, t) in zip(reference, pairs, strict=True)]
+            told = [f"{w} {duration(t)} error {digits(e)}" for w, (e, t) in zip(reference, pairs, strict=True) if t]
             print(f"{tol:.0e}  {name:36s}", *told, sep="  ", flush=True)
     return points
 
@@ -370,10 +415,28 @@ def table(points: dict, errors: list | dict, base: str, what=("solve", "gradient
                 cells.append(duration(mine) + (f" ({mine / theirs:.2f})" if mine and theirs else ""))
         cells += [duration(rows[0][2 * len(what) + 1 + k]) for k in range(len(what))]
         if both:
-            ratios = [at_error([(r[3], r[4] / r[2]) for r in rows], e) for e in errors["gradient"]]
+            known = [(r[3], r[4] / r[2]) for r in rows if r[2] and r[4]]
+            ratios = [at_error(known, e) for e in errors["gradient"]]
             cells.append(", ".join("-" if x is None else f"{x:.1f}" for x in ratios))
         lines.append([name, *cells])
     return markdown(heads + ["gradient / own solve"] * both, lines)
+
+
+def ratios(points: dict, mine: list, peers: list, column: int, errors: list, most: float) -> list:
+    """A table's line: at each error the least time of `mine` by the least of `peers`, then the most it may be.
+
+    Where all errors of mine are smaller than that asked for, the quickest of them counts, and the ratio is an upper
+    bound: "<".
+    """
+    rows = lambda name: [(r[column], r[column + 1]) for r in points.get(name, [])]
+    least = lambda times: min(filter(None, times), default=None)
+    cells = []
+    for e in errors:
+        a, b = (least(at_error(rows(name), e) for name in names) for names in (mine, peers))
+        sign = "" if a else "<"
+        a = a or least(t for name in mine for error, t in rows(name) if error and error <= e)
+        cells.append(f"{sign}{a / b:.3f}" if a and b else "-")
+    return [*cells, f"{most:.3f}"]
 
 
 # ---------------------------------------------------------------- child processes and the record
@@ -402,7 +465,7 @@ def environment() -> dict:
     if info.exists():
         cpu = next((x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")), cpu)
     versions = {}
-    for name in ("odesens", "jax", "jaxlib", "diffrax", "equinox", "numpy", "scipy", "heyoka", "casadi"):
+    for name in ("odesens", "jax", "jaxlib", "diffrax", "equinox", "numpy", "scipy", "heyoka", "casadi", "numbalsoda"):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -420,9 +483,9 @@ def environment() -> dict:
     }
 
 
-def save(name: str, data: dict) -> Path:
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def save(name: str, data: dict, folder: Path = RESULTS) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps({"environment": environment(), **data}, indent=1) + "\n")
     return path
 
@@ -430,5 +493,5 @@ def save(name: str, data: dict) -> Path:
 def finish(name: str, options, data: dict, text: str):
     """Print the table and write the result file; a smoke run has a file of its own, which is not committed."""
     name += "_flag" * options.flag + "_quick" * options.quick
-    path = save(name, {**data, "notes": NOTES, "table": text.splitlines()})
+    path = save(name, {**data, "notes": NOTES, "table": text.splitlines()}, options.results)
     print(f"\n{text}\n\n{path}")

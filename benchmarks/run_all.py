@@ -24,6 +24,9 @@ WEIGHTS = {
     "neural.py": 6,
     "reaction_diffusion.py": 6,
     "choice.py": 8,
+    "stiff_gradients.py": 6,
+    "stiff_diffusion.py": 6,
+    "work_precision_stiff.py": 6,
 }
 
 
