@@ -30,8 +30,8 @@ from .status import ReturnCode
 def evaluate(call: Call, bind: Callable, *operands) -> list:
     """The results of one call; `bind(call, *operands)` is the primitive itself, for calls in terms of simpler ones."""
     operands = vary(operands, varying_axes(*operands))
-    initialised = call.spec.initialise is not None and bool(call.order or call.adjoint)
-    if initialised or _times_active(call):
+    through_start = call.spec.initialise is not None and bool(call.order or call.adjoint)
+    if through_start or _times_active(call):
         return _composed(call, bind, operands)
     flow = unpack(call, operands)
     if call.adjoint:

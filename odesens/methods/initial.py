@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..extension import vary, varying_axes
-from .linear import DENSE, Mass, of_map, solve_exactly
+from .linear import DENSE, Mass, of_map, parts_of, solve_exactly
 
 ITERATIONS = 50
 
@@ -37,7 +37,11 @@ def consistent(mass: Mass, f: Callable, t, u, tol, *, check: bool):
     """
     abstol, reltol = tol
     if jnp.iscomplexobj(u):
-        return _of_real(mass, f, t, u, tol, check)
+        split, join = parts_of(u.dtype)
+        twice = lambda x: x if jnp.ndim(x) == 0 else jnp.concatenate([x, x])
+        real = lambda t, x: split(f(t, join(x)))
+        x, ok = consistent(mass.blocks(2), real, t, split(u), tuple(map(twice, tol)), check=check)
+        return join(x), ok
     left, right = (np.asarray(x, u.dtype) for x in (mass.left, mass.right))
     moved = lambda y: u + right @ y
     residual = lambda y: left.T @ f(t, moved(y))
@@ -81,14 +85,3 @@ def search(residual: Callable, y, norm: Callable, most: int) -> Search:
     state = Search(y, jnp.asarray(jnp.inf, y.dtype), size(residual(y)), zero, jnp.asarray(True))
     state = vary(state, varying_axes(*jax.tree.leaves((state, residual(y)))))
     return jax.lax.while_loop(going, body, state)
-
-
-def _of_real(mass: Mass, f: Callable, t, u, tol, check: bool):
-    """The same for a complex state by its real and imaginary parts."""
-    n = u.shape[-1]
-    split = lambda z: jnp.concatenate([jnp.real(z), jnp.imag(z)])
-    join = lambda x: (x[:n] + 1j * x[n:]).astype(u.dtype)
-    twice = lambda x: x if jnp.ndim(x) == 0 else jnp.concatenate([x, x])
-    real = lambda t, x: split(f(t, join(x)))
-    x, ok = consistent(mass.blocks(2), real, t, split(u), tuple(map(twice, tol)), check=check)
-    return join(x), ok

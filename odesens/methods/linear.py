@@ -198,16 +198,16 @@ def _with_tail(linear: Linear, mass, gamma, dt, jacobian: Jacobian, n: int, dtyp
     return Solver(solve, solve, inner.ok)
 
 
-def in_parts(times: Callable, dtype) -> tuple[Callable, Callable, Callable]:
-    """A real-linear map of complex vectors as one of their real and imaginary parts; to parts, and back from them.
-
-    Real vectors and their maps stay what they are.
-    """
+def parts_of(dtype) -> tuple[Callable, Callable]:
+    """Complex vectors (.., n) to their real and imaginary parts (.., 2n), and back; real ones stay what they are."""
     if not jnp.issubdtype(dtype, jnp.complexfloating):
-        return times, lambda z: z, lambda x: x
-    split = lambda z: jnp.concatenate([jnp.real(z), jnp.imag(z)])
-    join = lambda x: (x[: x.size // 2] + 1j * x[x.size // 2 :]).astype(dtype)
-    return lambda x: split(times(join(x))), split, join
+        return lambda z: z, lambda x: x
+
+    def join(x):
+        n = x.shape[-1] // 2
+        return (x[..., :n] + 1j * x[..., n:]).astype(dtype)
+
+    return lambda z: jnp.concatenate([jnp.real(z), jnp.imag(z)], axis=-1), join
 
 
 def of_map(linear: Linear, times: Callable, n: int, dtype) -> Solver:
@@ -284,7 +284,7 @@ def inverse(w):
 
 def of_band(s, columns) -> Solver:
     """A matrix given by its columns of one colour each, factored within its band."""
-    order, back = s.order, np.argsort(s.order)
+    order, back = s.order, s.inverse
     factors = banded.factor(s.to_band(columns), s.lower, s.upper)
     take = lambda x, index: jnp.take(x, index, mode="clip")
     solve = lambda b: take(banded.solve(factors, take(b, order)), back)

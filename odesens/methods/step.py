@@ -17,7 +17,7 @@ import numpy as np
 from ..status import ReturnCode
 from . import esdirk, explicit, linear, rosenbrock
 from .explicit import combine
-from .linear import DENSE, Jacobian, Linear, Mass
+from .linear import DENSE, Jacobian, Linear, Mass, parts_of
 from .tableaus import AutoSwitch, EsdirkTableau, RosenbrockTableau, Tableau
 
 NONSTIFF, STIFF = 0, 1  # the modes of a method that switches
@@ -145,7 +145,8 @@ def _solved(method: Method, k):
 
 def _of_real(method: Method, system: System, t, t_lo, u, dt, t_stop, exact: bool) -> Stages:
     """Stages of a complex state by those of its real and imaginary parts, as f need not be holomorphic."""
-    split, join, real = _parts_of(u)
+    split, join = parts_of(u.dtype)
+    real = lambda f: lambda t, x: split(f(t, join(x)))
     parts = None if system.parts is None else (real(system.parts[0]), real(system.parts[1]))
     twice = lambda tol: tol if jnp.ndim(tol) == 0 else jnp.concatenate([tol, tol])
     inner = make_system(real(system.f), tol=tuple(map(twice, system.tol)), parts=parts)
@@ -157,14 +158,6 @@ def _of_real(method: Method, system: System, t, t_lo, u, dt, t_stop, exact: bool
     )
     out = stages(own, inner, t, t_lo, split(u), dt, None, t_stop, NONSTIFF, exact=exact)
     return out._replace(k=join(out.k), err=None if out.err is None else join(out.err))
-
-
-def _parts_of(u):
-    """A complex vector as its real and imaginary parts (2n,), back, and a field of the one as one of the other."""
-    n = u.shape[-1]
-    split = lambda z: jnp.concatenate([jnp.real(z), jnp.imag(z)])
-    join = lambda x: (x[..., :n] + 1j * x[..., n:]).astype(u.dtype)
-    return split, join, lambda f: lambda t, x: split(f(t, join(x)))
 
 
 def _switching(method: Method, system: System, t, t_lo, u, dt, t_stop, mode, exact: bool) -> Stages:
@@ -210,8 +203,9 @@ def velocity(method: Method, f: Callable, t, u, *, exact: bool = True):
         return f(t, u)
     if not jnp.iscomplexobj(u):
         return linear.velocity(method.linear, method.mass, f, t, u, exact=exact)
-    split, join, real = _parts_of(u)
-    return join(linear.velocity(DENSE, method.mass.blocks(2), real(f), t, split(u), exact=exact))
+    split, join = parts_of(u.dtype)
+    real = lambda t, x: split(f(t, join(x)))
+    return join(linear.velocity(DENSE, method.mass.blocks(2), real, t, split(u), exact=exact))
 
 
 def weights(method: Method, dtype, mode):

@@ -24,7 +24,7 @@ from ..integrate.loop import Options, Settings, integrate, system_of
 from ..integrate.record import Steps, rows_for
 from ..integrate.replay import Replay, backwards, reached, steps_at, theta_in
 from ..methods import step as one_step
-from ..methods.linear import DENSE, Jacobian, Mass, in_parts, of_map
+from ..methods.linear import DENSE, Jacobian, Mass, of_map, parts_of
 from ..methods.step import mode_of
 from .augment import Flow, augmented_task, replace, select
 from .backward import Sweep
@@ -184,9 +184,11 @@ def impulses(adj: Adjoint):
     def nu(params, t, z, w):
         f_z = lambda x: jax.jvp(lambda z: adj.f(t, z, params), (z,), (x,))[1]
         # the pairing Re <w, dz> has -Im w for the imaginary part of dz, hence the conjugates
-        times, split, join = in_parts(lambda x: mass.times(x) + onto(f_z(x)), w.dtype)
+        split, join = parts_of(w.dtype)
+        times = lambda x: mass.times(x) + onto(f_z(x))
         b = split(jnp.conj(w))
-        return jnp.conj(join(of_map(DENSE, times, b.size, b.dtype).transposed(b)))
+        solver = of_map(DENSE, lambda x: split(times(join(x))), b.size, b.dtype)
+        return jnp.conj(join(solver.transposed(b)))
 
     at = adj.flow.lanes.map(jax.vmap(nu, (None, 0, 0, 0)), (adj.params_axes, 0, 0, 0))
     nus = at(adj.params, adj.flow.ts, adj.saves, w)
@@ -205,9 +207,10 @@ def add_impulse(adj: Adjoint):
         if saves is not None:
             back = lambda x: state_pullback(adj, ts[j], saves[j], params, x)
             m = mass.transposed
-            times, split, join = in_parts(lambda x: m.times(x) + project(mass.right, back(x)), lam.dtype)
+            split, join = parts_of(lam.dtype)
+            times = lambda x: m.times(x) + project(mass.right, back(x))
             b = split(m.times(lam))
-            lam = join(of_map(DENSE, times, b.size, b.dtype).solve(b))
+            lam = join(of_map(DENSE, lambda x: split(times(join(x))), b.size, b.dtype).solve(b))
         return jnp.concatenate([lam, y[size:]])
 
     return impulse
