@@ -500,17 +500,29 @@ def test_rate_that_switches_while_the_state_rests(engine):
 def test_too_many_steps_inside_a_gradient():
     f = lambda t, y, lam: -lam * (y - jnp.cos(t))
     problem = ode.ODEProblem(f, 0.0, (0.0, 1.0), 1e6, saveat=[0.0, 1.0], max_steps=1000)
-    end = lambda lam: ode.solve(problem, p=lam).u[-1]
+    end = lambda lam: ode.solve(problem, ode.Tsit5(), p=lam).u[-1]
     for eager in (end, jax.grad(end), jax.jacfwd(end)):
         with pytest.raises(ode.SolveError, match=r"(?s)max_steps.*t = 0\.00"):
             eager(1e6)
-    sol = jax.jit(lambda lam: ode.solve(problem, p=lam))(1e6)
+    sol = jax.jit(lambda lam: ode.solve(problem, ode.Tsit5(), p=lam))(1e6)
     assert sol.retcode == ode.ReturnCode.MaxSteps
     assert not sol.success
     assert sol.u[0] == 0
     assert jnp.isnan(sol.u[-1])
     assert jnp.isnan(jax.jit(jax.grad(end))(1e6))
     assert jnp.isnan(jax.jit(jax.jacfwd(end))(1e6))
+
+
+@pytest.mark.parametrize("alg", [None, ode.Rodas5P()], ids=repr)
+def test_the_same_by_a_stiff_method_and_by_default(alg):
+    """Where no method is named, an eager call that Tsit5 fails for stiffness switches."""
+    f = lambda t, y, log_lam: -jnp.exp(log_lam) * (y - jnp.cos(t))
+    options = {"saveat": [1.0], "max_steps": 1000, "reltol": 1e-9, "abstol": 1e-12}
+    problem = ode.ODEProblem(f, 0.0, (0.0, 1.0), **options)
+    end = lambda log_lam: ode.solve(problem, alg, p=log_lam).u[-1]
+    value, gradient = jax.value_and_grad(end)(math.log(1e6))
+    close(value, 0.54030314733858422, 1e-9)
+    close(gradient, -8.4146990420076036e-7, 1e-5)
 
 
 @engines(DISCRETE, INTERPOLATING)
