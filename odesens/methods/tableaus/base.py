@@ -22,8 +22,65 @@ def _array(rows, shape):
     return out
 
 
+class Coefficients:
+    """Exact data of a method as strings, read as fractions and as read-only NumPy float64 arrays.
+
+    Every family has `b`, `b_err`, `b_err_low`, `c` and `b_dense`, the same sums over its stages.
+    """
+
+    b_dense: tuple[tuple[str, ...], ...]
+
+    def fractions(self, field) -> Any:
+        """Exact values of `field`: Fraction, tuple of Fraction or tuple of tuples; None if absent."""
+        value = getattr(self, field)
+        if value is None:
+            return None
+        if isinstance(value, str):
+            return Fraction(value)
+        return tuple(tuple(map(Fraction, x)) if isinstance(x, tuple) else Fraction(x) for x in value)
+
+    @cached_property
+    def B_DENSE(self):
+        """`b_dense` as an array, a row a stage, a column a degree from 1 on."""
+        return _array(self.fractions("b_dense"), (len(self.b_dense), len(self.b_dense[0])))
+
+    @cached_property
+    def B_CENTRED(self):
+        """`b_dense` in powers of ``theta - 1/2``, degree 0 first: far less rounding than powers of ``theta``."""
+        rows = []
+        for row in self.fractions("b_dense"):
+            powers = (Fraction(0), *row)
+            degrees = range(len(powers))
+            rows.append([sum(powers[m] * comb(m, k) / Fraction(2) ** (m - k) for m in degrees[k:]) for k in degrees])
+        return _array(rows, (len(rows), len(rows[0])))
+
+    @cached_property
+    def B(self):
+        """`b` as an array."""
+        return self._vector("b")
+
+    @cached_property
+    def B_ERR(self):
+        """`b_err` as an array, or None."""
+        return self._vector("b_err")
+
+    @cached_property
+    def B_ERR_LOW(self):
+        """`b_err_low` as an array, or None."""
+        return self._vector("b_err_low")
+
+    @cached_property
+    def C(self):
+        """`c` as an array."""
+        return self._vector("c")
+
+    def _vector(self, field):
+        values = self.fractions(field)
+        return None if values is None else _array([values], (1, len(values)))[0]
+
+
 @dataclass(frozen=True, eq=False)
-class Tableau:
+class Tableau(Coefficients):
     r"""Explicit Runge-Kutta method with an optional embedded formula and a polynomial interpolant.
 
     With ``h = dt`` a step from ``(t, u)`` is
@@ -103,57 +160,7 @@ class Tableau:
         """Number of stages that only the interpolant needs."""
         return len(self.c) - len(self.b)
 
-    def fractions(self, field) -> Any:
-        """Exact values of `field`: tuple of Fraction, tuple of tuples for `a` and `b_dense`, None if absent."""
-        value = getattr(self, field)
-        if value is None:
-            return None
-        return tuple(tuple(map(Fraction, x)) if isinstance(x, tuple) else Fraction(x) for x in value)
-
     @cached_property
     def A(self):
         """`a` as a strictly lower ``(stages + n_extra, stages + n_extra)`` array."""
         return _array(self.fractions("a"), (len(self.c), len(self.c)))
-
-    @cached_property
-    def B_DENSE(self):
-        """`b_dense` as a ``(stages + n_extra, degree)`` array."""
-        return _array(self.fractions("b_dense"), (len(self.c), len(self.b_dense[0])))
-
-    @cached_property
-    def B_CENTRED(self):
-        """`b_dense` in powers of ``theta - 1/2``, degree 0 first: far less rounding than powers of ``theta``."""
-        rows = []
-        for row in self.fractions("b_dense"):
-            powers = (Fraction(0), *row)
-            rows.append(
-                [
-                    sum(r * comb(m, k) * Fraction(1, 2) ** (m - k) for m, r in enumerate(powers) if m >= k)
-                    for k in range(len(powers))
-                ]
-            )
-        return _array(rows, (len(self.c), len(rows[0])))
-
-    @cached_property
-    def B(self):
-        """`b` as a ``(stages,)`` array."""
-        return self._vector("b")
-
-    @cached_property
-    def B_ERR(self):
-        """`b_err` as a ``(stages,)`` array, or None."""
-        return self._vector("b_err")
-
-    @cached_property
-    def B_ERR_LOW(self):
-        """`b_err_low` as a ``(stages,)`` array, or None."""
-        return self._vector("b_err_low")
-
-    @cached_property
-    def C(self):
-        """`c` as a ``(stages + n_extra,)`` array."""
-        return self._vector("c")
-
-    def _vector(self, field):
-        values = self.fractions(field)
-        return None if values is None else _array([values], (1, len(values)))[0]

@@ -7,12 +7,10 @@ nothing of JAX, of how a step is taken or a linear system solved, of error norms
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from math import comb
-from typing import Any
 
 import numpy as np
 
-from odesens.methods.tableaus.base import _array
+from odesens.methods.tableaus.base import Coefficients, _array
 
 
 def _is_triangle(rows, stages, diagonal):
@@ -21,7 +19,7 @@ def _is_triangle(rows, stages, diagonal):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _StiffTableau:
+class _StiffTableau(Coefficients):
     """What the two families share: the step, the error estimate and the interpolant as sums over the stages."""
 
     name: str
@@ -42,7 +40,6 @@ class _StiffTableau:
     # As in `Tableau`: no stage is for the interpolant only and no method has a second error estimate.
     n_extra = 0
     b_err_low = None
-    B_ERR_LOW = None
 
     def __post_init__(self):
         if not len(self.c) == len(self.b) == len(self.b_err) == len(self.b_dense):
@@ -55,15 +52,6 @@ class _StiffTableau:
         """Number of stages."""
         return len(self.b)
 
-    def fractions(self, field) -> Any:
-        """Exact values of `field`: Fraction, tuple of Fraction or tuple of tuples; None if absent."""
-        value = getattr(self, field)
-        if value is None:
-            return None
-        if isinstance(value, str):
-            return Fraction(value)
-        return tuple(tuple(map(Fraction, x)) if isinstance(x, tuple) else Fraction(x) for x in value)
-
     @cached_property
     def GAMMA(self):
         """`gamma` as a float."""
@@ -74,42 +62,9 @@ class _StiffTableau:
         """`a` as a ``(stages, stages)`` array."""
         return self._square("a")
 
-    @cached_property
-    def B(self):
-        """`b` as a ``(stages,)`` array."""
-        return self._vector("b")
-
-    @cached_property
-    def B_ERR(self):
-        """`b_err` as a ``(stages,)`` array."""
-        return self._vector("b_err")
-
-    @cached_property
-    def C(self):
-        """`c` as a ``(stages,)`` array."""
-        return self._vector("c")
-
-    @cached_property
-    def B_DENSE(self):
-        """`b_dense` as a ``(stages, degree)`` array."""
-        return _array(self.fractions("b_dense"), (self.stages, len(self.b_dense[0])))
-
-    @cached_property
-    def B_CENTRED(self):
-        """`b_dense` in powers of ``theta - 1/2``, degree 0 first: far less rounding than powers of ``theta``."""
-        rows = []
-        for row in self.fractions("b_dense"):
-            powers = (Fraction(0), *row)
-            degrees = range(len(powers))
-            rows.append([sum(powers[m] * comb(m, k) / Fraction(2) ** (m - k) for m in degrees[k:]) for k in degrees])
-        return _array(rows, (self.stages, len(rows[0])))
-
     def _square(self, field):
         values = self.fractions(field)
         return None if values is None else _array(values, (self.stages, self.stages))
-
-    def _vector(self, field):
-        return _array([self.fractions(field)], (1, self.stages))[0]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
