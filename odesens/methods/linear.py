@@ -214,9 +214,7 @@ def of_map(linear: Linear, times: Callable, n: int, dtype) -> Solver:
     """A linear map (n,) -> (n,) with the pattern of `linear`, factored from its columns; it has no derivative."""
     if linear.kind == "krylov":
         return _krylov(linear, times)
-    s = linear.sparsity
-    seeds = jnp.asarray(np.eye(n) if s is None else s.seeds, dtype)
-    columns = jax.lax.stop_gradient(jax.vmap(times, in_axes=1, out_axes=1)(seeds))
+    s, columns = linear.sparsity, jax.lax.stop_gradient(_columns(linear, times, n, dtype))
     if s is None:
         return of_matrix(columns)
     return of_band(s, columns) if linear.kind == "banded" else of_matrix(s.to_dense(columns))
@@ -229,9 +227,13 @@ def row_sums(linear: Linear, jacobian: Jacobian, n: int, dtype):
         return jnp.sum(jnp.abs(jacobian.matrix), axis=1)
     if linear.kind == "krylov":
         return jnp.abs(jacobian.times(jnp.ones(n, dtype)))
+    return jnp.sum(jnp.abs(_columns(linear, jacobian.times, n, dtype)), axis=1)
+
+
+def _columns(linear: Linear, times: Callable, n: int, dtype):
+    """The columns of a linear map, those of one colour together."""
     seeds = np.eye(n) if linear.sparsity is None else linear.sparsity.seeds
-    columns = jax.vmap(jacobian.times, in_axes=1, out_axes=1)(jnp.asarray(seeds, dtype))
-    return jnp.sum(jnp.abs(columns), axis=1)
+    return jax.vmap(times, in_axes=1, out_axes=1)(jnp.asarray(seeds, dtype))
 
 
 def of_matrix(w) -> Solver:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..extension import count_down
 from ..integrate.loop import Options, Settings, integrate, system_of
@@ -178,14 +177,13 @@ def impulses(adj: Adjoint):
     if mass is None:
         return w, None
     if not mass.singular:
-        return mass_transposed_solve(mass, w), None
-    onto = lambda x: project(mass.left, x)
+        return adj.flow.lanes.map(jax.vmap(mass.transposed.solve))(w), None
 
     def nu(params, t, z, w):
         f_z = lambda x: jax.jvp(lambda z: adj.f(t, z, params), (z,), (x,))[1]
         # the pairing Re <w, dz> has -Im w for the imaginary part of dz, hence the conjugates
         split, join = parts_of(w.dtype)
-        times = lambda x: mass.times(x) + onto(f_z(x))
+        times = lambda x: mass.times(x) + mass.project(f_z(x))
         b = split(jnp.conj(w))
         solver = of_map(DENSE, lambda x: split(times(join(x))), b.size, b.dtype)
         return jnp.conj(join(solver.transposed(b)))
@@ -194,7 +192,7 @@ def impulses(adj: Adjoint):
     nus = at(adj.params, adj.flow.ts, adj.saves, w)
     if not adj.wanted:
         return nus, None
-    return nus, p_integral(adj, adj.params, adj.flow.ts, adj.saves, -onto(nus))
+    return nus, p_integral(adj, adj.params, adj.flow.ts, adj.saves, -adj.flow.lanes.map(jax.vmap(mass.project))(nus))
 
 
 def add_impulse(adj: Adjoint):
@@ -208,7 +206,7 @@ def add_impulse(adj: Adjoint):
             back = lambda x: state_pullback(adj, ts[j], saves[j], params, x)
             m = mass.transposed
             split, join = parts_of(lam.dtype)
-            times = lambda x: m.times(x) + project(mass.right, back(x))
+            times = lambda x: m.times(x) + m.project(back(x))
             b = split(m.times(lam))
             lam = join(of_map(DENSE, lambda x: split(times(join(x))), b.size, b.dtype).solve(b))
         return jnp.concatenate([lam, y[size:]])
@@ -218,16 +216,6 @@ def add_impulse(adj: Adjoint):
 
 def impulse_data(adj: Adjoint, nu):
     return nu, adj.flow.ts, adj.saves
-
-
-def project(basis, x):
-    """basis basis^T x on the last axis."""
-    return x @ np.asarray(basis @ basis.T, x.dtype)
-
-
-def mass_transposed_solve(mass: Mass, w):
-    """M^(-T) w on the last axis."""
-    return w @ np.asarray(np.linalg.inv(mass.matrix), w.dtype)
 
 
 def jacobian(adj: Adjoint, t, step: Step, params, tail: Callable | None = None) -> Jacobian:
