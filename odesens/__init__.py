@@ -27,9 +27,11 @@ from .algorithms import (
     Vern8,
     Vern9,
 )
+from .callbacks import CallbackSet, ContinuousCallback, DiscreteCallback, PeriodicCallback, PresetTimeCallback
 from .jacobian_check import check_jacobian
 from .methods.controller import IController, PIController, PIDController
 from .problem import BrownBasic, CheckInit, ODEProblem, SplitODEProblem, remake
+from .segments import BooleanConditionWarning
 from .sensealg import (
     BacksolveAdjoint,
     DiscreteAdjoint,
@@ -38,7 +40,7 @@ from .sensealg import (
     InterpolatingAdjoint,
     QuadratureAdjoint,
 )
-from .solution import ODESolution
+from .solution import Events, ODESolution
 from .solve import solve
 from .status import ReturnCode, SolveError
 from .xla import cache_compilations, compile_loops_natively, loops_are_native
@@ -56,10 +58,15 @@ __all__ = [
     "AutoDP5",
     "AutoTsit5",
     "BacksolveAdjoint",
+    "BooleanConditionWarning",
     "BrownBasic",
+    "CallbackSet",
     "CheckInit",
+    "ContinuousCallback",
     "DiscreteAdjoint",
+    "DiscreteCallback",
     "Euler",
+    "Events",
     "ForwardSensitivity",
     "GaussAdjoint",
     "Heun",
@@ -74,6 +81,8 @@ __all__ = [
     "ODESolution",
     "PIController",
     "PIDController",
+    "PeriodicCallback",
+    "PresetTimeCallback",
     "QuadratureAdjoint",
     "Ralston",
     "ReturnCode",

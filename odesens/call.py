@@ -7,15 +7,17 @@ Operands, in this order:
     fixed    aux leaves, t1, reltol, abstol, dt0, dtmin, dtmax  not differentiated
     record   times, states, extent, code                      where `given_record`
     slots    for each x_i, its components in r that are not zero
-    w        one cotangent for each u leaf                    where `want` is given (A_k)
-Results: T_k: the saved u leaves; T_0 also how the solve ended, and its record where `emit_record`. A_k: the wanted
-components of the gradient, and the return code of the backward solve.
+    w        one cotangent for each linear result             where `want` is given (A_k)
+Results: T_k: the saved u leaves, and of a solve with events their times (E,), the u leaves before, and those after;
+T_0 also how the solve ended, which events there were, and its record where `emit_record`. A_k: the wanted components of
+the gradient, and the return code of the backward solve. The record of a solve with events is their list.
 """
 
 import functools
 from dataclasses import dataclass
 from typing import Any
 
+from .events import EventSystem
 from .field import Field
 from .integrate.loop import Options, Settings
 from .integrate.record import rows_for
@@ -38,6 +40,7 @@ class Spec:
     alg: Any
     names: tuple[str, ...]  # of the state's leaves, for messages
     initialise: str | None = None  # whether the algebraic equations at t0 are solved, "solve", or checked, "check"
+    events: EventSystem | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Call:
     want: tuple[int, ...] | None = None
     given_record: bool = False
     emit_record: bool = False
-    rows: int | None = None  # of the record, where every step has to be in it
+    rows: int | None = None  # of the record, where every step has to be in it; of steps' times, where there are events
     lanes: int | None = None
     mapped: tuple[bool, ...] = ()
 
@@ -57,7 +60,9 @@ class Call:
     @functools.cached_property
     def _hash(self) -> int:
         """Computed once: an eager call looks its compiled program up."""
-        return hash((self.spec, self.slots, self.want, self.given_record, self.emit_record, self.lanes, self.mapped))
+        return hash(
+            (self.spec, self.slots, self.want, self.given_record, self.emit_record, self.rows, self.lanes, self.mapped)
+        )
 
     @property
     def order(self) -> int:
@@ -122,7 +127,7 @@ class Call:
     @functools.cached_property
     def w_range(self) -> range:
         start = self.slot_ranges[-1].stop if self.slots else self.n_fixed + self.n_record
-        return range(start, start + (self.n_u if self.adjoint else 0))
+        return range(start, start + (self.n_values if self.adjoint else 0))
 
     def slot_components(self, number: int) -> list[int]:
         """The components of r that slot `number` perturbs, in the order of its operands."""
@@ -144,18 +149,30 @@ class Call:
         return not (self.order or self.adjoint or self.given_record)
 
     @property
+    def n_values(self) -> int:
+        """Results of T_k that have derivatives."""
+        return self.n_u if self.spec.events is None else 1 + 3 * self.n_u
+
+    @property
     def n_linear_results(self) -> int:
         """Results that have derivatives; they come first."""
-        return len(self.wanted) if self.adjoint else self.n_u
+        return len(self.wanted) if self.adjoint else self.n_values
+
+    @property
+    def n_info(self) -> int:
+        """Results that say how the solve ended: code, counts, t, dt, u leaves; which events, and times of steps."""
+        return 4 + self.n_u + (0 if self.spec.events is None else 2)
 
     def record_rows(self, m: int) -> int:
         """Rows of the record; the same for any number of lanes, so that `vmap` changes no shape but the lanes' axis."""
+        if self.spec.events is not None:
+            return self.spec.events.most
         most = self.rows or rows_for(self.spec.settings.max_steps, self.spec.field.state.size)
         return {"mesh": most, "saves": m + 1, "nothing": 0}[self.spec.sensealg.residual]
 
     def result_axes(self) -> list[int | None]:
         """The axis of the lanes in each result."""
         n = self.n_linear_results + (1 if self.adjoint else 0)
-        n += 4 + self.n_u if self.has_info else 0
+        n += self.n_info if self.has_info else 0
         record: list[int | None] = [1, 1, None, 0] if self.emit_record else []
         return [*[0] * n, *record]

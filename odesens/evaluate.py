@@ -5,7 +5,6 @@ the primitive's rules.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,9 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import diagnosis
+from . import diagnosis, segments
 from .call import LANE, NONE, RECORD, SHARED, Call
+from .events import functions
 from .extension import vary, varying_axes
+from .integrate import eventful
 from .integrate.lanes import Lanes
 from .integrate.loop import Options, integrate
 from .integrate.record import FIELDS, Record
@@ -25,11 +26,15 @@ from .methods.step import velocity
 from .sensitivity import ENGINES, discrete
 from .sensitivity.augment import Flow, augmented_task
 from .status import ReturnCode
+from .taylor import along, nudge
 
 
 def evaluate(call: Call, bind: Callable, *operands) -> list:
     """The results of one call; `bind(call, *operands)` is the primitive itself, for calls in terms of simpler ones."""
     operands = vary(operands, varying_axes(*operands))
+    if call.spec.events is not None:
+        differentiated = call.order or call.adjoint
+        return segments.derivative(call, bind, operands) if differentiated else _solve_events(call, operands)
     through_start = call.spec.initialise is not None and bool(call.order or call.adjoint)
     if through_start or _times_active(call):
         return _composed(call, bind, operands)
@@ -166,6 +171,39 @@ def _solve(call: Call, flow: Flow) -> list:
     return out
 
 
+def _solve_events(call: Call, operands) -> list:
+    """T_0 of a solve with events; its record is their list, the time reached in each row's fifth place."""
+    flow, consistent, settle = unpack(call, operands), None, None
+    if call.spec.initialise is not None:
+        flow, consistent = initialised(call, flow)
+        solved = functools.partial(_consistent, call, flow, "solve")
+        settle = lambda params, u, t: solved(params, u, t)
+    system, field = call.spec.events, call.spec.field
+    assert system is not None
+    task, options = augmented_task(flow)
+    axes, found = flow.axes["options"], functions(system, field)
+    result = eventful.integrate(flow.settings, task, options, axes, flow.lanes, system, found, settle, call.rows or 0)
+    lane, log = result.lane, result.log
+    code = lane.code
+    if consistent is not None:
+        code = jnp.where(consistent, code, int(ReturnCode.InitialisationFailure)).astype(jnp.int32)
+    kinds = log.entries[..., 2].astype(jnp.int32)
+    happened = kinds >= 0
+    out = _leaves(call, result.us)
+    out += [jnp.where(happened, log.entries[..., 0], jnp.inf), *_leaves(call, log.before), *_leaves(call, log.after)]
+    if call.has_info:
+        counts = jnp.stack([lane.naccept, lane.nreject, lane.nf, lane.nfactor], axis=-1)
+        out += [code, counts, lane.t, lane.dt, *_leaves(call, lane.u), kinds, result.mesh]
+    if call.emit_record:
+        reached = jnp.broadcast_to(lane.t[..., None, None], (*kinds.shape, 1))
+        pad = jnp.zeros((*kinds.shape, FIELDS - 5), reached.dtype)
+        entries = jnp.concatenate([log.entries, reached, pad], axis=-1)
+        rows_first = lambda x: jnp.moveaxis(x, -2, 0)
+        extent = jnp.asarray([system.most, 1], jnp.int32)
+        out += [rows_first(entries), rows_first(log.before), extent, code]
+    return out
+
+
 def mass_of(call: Call) -> Mass:
     mass = call.spec.settings.method.mass
     assert mass is not None
@@ -174,14 +212,15 @@ def mass_of(call: Call) -> Mass:
 
 def initialised(call: Call, flow: Flow) -> tuple[Flow, Any]:
     """`flow` from consistent initial states, and which lanes have one."""
-    check = call.spec.initialise == "check"
-
-    def one(params, u, t):
-        f = lambda t, u: flow.field(t, u, params["p"], params["aux"])
-        return initial.consistent(mass_of(call), f, t, u, params["tol"], check=check)
-
+    one = functools.partial(_consistent, call, flow, call.spec.initialise)
     u0, ok = flow.lanes.map(one, (flow.params_axes, 0, 0))(flow.params, flow.u0, flow.t0)
     return flow._replace(u0=jnp.where(ok[..., None], u0, jnp.nan)), ok
+
+
+def _consistent(call: Call, flow: Flow, how: str | None, params, u, t):
+    """One lane's state made consistent at t, or checked, and whether it is."""
+    f = lambda t, u: flow.field(t, u, params["p"], params["aux"])
+    return initial.consistent(mass_of(call), f, t, u, params["tol"], check=how == "check")
 
 
 def _saves_record(call: Call, flow: Flow, result) -> Record:
@@ -315,7 +354,7 @@ def _composed_one(call: Call, bind: Callable, *operands) -> list:
 
     phi = fixed_times
     for number, group in enumerate(call.slot_ranges):
-        phi = _along(phi, dict(zip(call.slot_components(number), (operands[i] for i in group), strict=True)))
+        phi = along(phi, dict(zip(call.slot_components(number), (operands[i] for i in group), strict=True)))
     r = head[: call.n_r]
     if not call.adjoint:
         return state.unpack(phi(r))
@@ -332,38 +371,6 @@ def _composed_one(call: Call, bind: Callable, *operands) -> list:
     return [*grads, jnp.zeros((), jnp.int32)]
 
 
-def _along(phi, direction: dict):
-    """D phi(r)[x] as a function of r, x given by its components."""
-    index = sorted(direction)
-
-    def derivative(r):
-        def moved(values):
-            new = list(r)
-            for c, v in zip(index, values, strict=True):
-                new[c] = v
-            return phi(new)
-
-        return jax.jvp(moved, ([r[c] for c in index],), ([direction[c] for c in index],))[1]
-
-    return derivative
-
-
-def nudge(f, t, u, d, order: int):
-    """u + d f + d^2/2 (f_t + f_u f) + .., the flow over d by its Taylor polynomial; d = 0 wherever it is evaluated."""
-    real = d.astype(u.dtype)
-    total, coefficient = u, f
-    for j in range(1, order + 1):
-        total = total + real**j / math.factorial(j) * coefficient(t, u)
-        if j < order:
-            coefficient = _along_flow(coefficient, f)
-    return total
-
-
-def _along_flow(g, f):
-    """dg/dt along u' = f(t, u)."""
-    return lambda t, u: jax.jvp(g, (t, u), (jnp.ones_like(t), f(t, u)))[1]
-
-
 # ---------------------------------------------------------------- failure
 
 
@@ -373,8 +380,8 @@ def raise_failure(call: Call, operands, outs) -> None:
         return
     if call.adjoint:
         diagnosis.check_adjoint(int(outs[-1]))
-    elif call.has_info and int(outs[call.n_u]) > 1:
+    elif call.has_info and int(outs[call.n_values]) > 1:
         flow = unpack(call, operands)
-        code, _, t, dt, *u = outs[call.n_u : call.n_u + 4 + call.n_u]
+        code, _, t, dt, *u = outs[call.n_values : call.n_values + 4 + call.n_u]
         u = call.spec.field.state.pack(u)
         diagnosis.raise_solve(call.spec, flow, int(code), t, dt, u)

@@ -143,6 +143,19 @@ def _bind(eqn, inputs) -> list:
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
+def restricted(closed, start: int, stop: int):
+    """The jaxpr of the results start .. stop - 1 alone, without the equations that only the others need."""
+    jaxpr = closed.jaxpr.replace(outvars=closed.jaxpr.outvars[start:stop], debug_info=_no_names(closed.jaxpr))
+    return jex.ClosedJaxpr(jaxpr.replace(eqns=_live(jaxpr)), closed.consts)
+
+
+def depends_on(closed, index: int) -> bool:
+    """Whether any result of a jaxpr is computed from its argument `index`."""
+    argument = closed.jaxpr.invars[index]
+    used = {v for e in _live(closed.jaxpr) for v in e.invars if not isinstance(v, jex.Literal)}
+    return argument in used or any(v is argument for v in closed.jaxpr.outvars)
+
+
 def contains_primitive(jaxpr, name: str) -> bool:
     """Whether a jaxpr, or one nested in it, has an equation of this primitive."""
     return any(e.primitive.name == name for e in jaxpr.eqns) or any(

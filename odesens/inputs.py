@@ -134,6 +134,12 @@ def check_initialisation(given) -> str:
     raise TypeError(f"initializealg must be BrownBasic() or CheckInit(), got {given!r}")
 
 
+def check_max_events(given) -> int:
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or not 1 <= given < 2**24:
+        raise ValueError(f"max_events must be an integer from 1 to 2**24 - 1, got {given!r}")
+    return int(given)
+
+
 def make_mass(given, state) -> Mass | None:
     """The mass matrix, checked; None where it is the identity."""
     if given is None:

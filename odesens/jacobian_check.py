@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .field import trace_field
 from .inputs import as_params, as_state
 from .problem import ODEProblem, SplitODEProblem
+from .trace import trace_field
 
 
 def check_jacobian(prob: ODEProblem, *, t: Any = None, u: Any = None, p: Any = None, rtol: float = 1e-6) -> float:

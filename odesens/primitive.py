@@ -89,14 +89,25 @@ def _results(call: Call, operands, typing: Typing) -> list:
             out.append(((*lead[0], *shape), x.dtype, (*lead[1], *own_spec(i))))
         return [*out, (lane_shape, jnp.int32, lane_spec)]
 
-    m = operands[call.i_ts].shape[-1]
+    m, time = operands[call.i_ts].shape[-1], operands[call.i_t0].dtype
     states = list(zip(state.shapes, state.dtypes, map(own_spec, range(call.n_u)), strict=True))
-    out = [((*lane_shape, m, *shape), dtype, (*lane_spec, None, *spec)) for shape, dtype, spec in states]
+
+    def rows_of(n: int) -> list:
+        return [((*lane_shape, n, *shape), dtype, (*lane_spec, None, *spec)) for shape, dtype, spec in states]
+
+    out = rows_of(m)
+    events = call.spec.events
+    if events is not None:
+        out += [((*lane_shape, events.most), time, lane_spec), *rows_of(events.most), *rows_of(events.most)]
     if call.has_info:
-        time = operands[call.i_t0].dtype
         out += [(lane_shape, jnp.int32, lane_spec), ((*lane_shape, COUNTS), jnp.int32, lane_spec)]
         out += [(lane_shape, time, lane_spec), (lane_shape, time, lane_spec)]
         out += [((*lane_shape, *shape), dtype, (*lane_spec, *spec)) for shape, dtype, spec in states]
+        if events is not None:
+            out += [
+                ((*lane_shape, events.most), jnp.int32, lane_spec),
+                ((*lane_shape, call.rows or 0), time, lane_spec),
+            ]
     if call.emit_record:
         rows = call.record_rows(m)
         out += [

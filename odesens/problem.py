@@ -24,6 +24,10 @@ OPTIONS = (
     "max_steps",
     "sensealg",
     "initializealg",
+    "callback",
+    "max_events",
+    "tstops",
+    "discontinuities",
     "throw",
 )
 

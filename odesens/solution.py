@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from .call import RECORD, Call
+from .events import EventSystem
 from .primitive import flow
 from .saveat import concrete
 from .status import ReturnCode
@@ -26,6 +28,46 @@ class Stats(NamedTuple):
     nreject: Any
 
 
+class Events(NamedTuple):
+    """What happened during a solve; under a transform max_events rows, the unused ones with which = -1 and t = inf.
+
+    Attributes
+    ----------
+    t : array (E,)
+        Times of the events, differentiable.
+    which, component : int arrays (E,)
+        The number of the callback, in the order given, and the component of its condition.
+    before, after : pytrees of arrays (E, ..)
+        The states before and after each event, differentiable.
+    count : int
+    """
+
+    t: Any
+    which: Any
+    component: Any
+    before: PyTree
+    after: PyTree
+    count: Any
+
+
+def listed(system: EventSystem, t, kinds, before, after) -> Events:
+    """The events that callbacks made, stops left out; their number is a shape where it is known."""
+    of = lambda name: jnp.where(kinds < 0, -1, jnp.take(jnp.asarray(system.table(name)), kinds, mode="clip"))
+    which, component = of("callback"), of("component")
+    happened = which >= 0
+    order = jnp.argsort(~happened, stable=True)
+    count = jnp.sum(happened, dtype=jnp.int32)
+    known = concrete(count)
+    most = system.most - sum(kind.size for kind in system.kinds if kind.callback < 0)
+    order = order[: most if known is None else int(known)]
+    used = happened[order]
+    mask = lambda x: jnp.where(used.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
+    take = lambda tree: jax.tree.map(lambda x: mask(x[order]), tree)
+    pick = lambda x: jnp.where(used, x[order], -1)
+    t = jnp.where(used, t[order], jnp.inf)
+    return Events(t, pick(which), pick(component), take(before), take(after), count if known is None else int(known))
+
+
 @jax.tree_util.register_pytree_node_class
 class ODESolution:
     """The solution of an `ODEProblem`; a pytree, which may leave `jit` and `vmap`.
@@ -39,15 +81,17 @@ class ODESolution:
     retcode : ReturnCode, or an integer array under a transform
     stats : Stats
         `nf`, `njacs`, `nfactor`, `naccept`, `nreject`.
+    events : Events, or None where there are no callbacks
     alg, sensealg : the method and the sensitivity algorithm that were used, also where none was named
 
     `sol[i]` is the state at saved time i, `len(sol)` and iteration go over saved times, and `sol(t)` is the state at
     any time in the span, see `__call__`.
     """
 
-    def __init__(self, t, u, code, counts, operands, record, call: Call, u_tree):
+    def __init__(self, t, u, code, counts, operands, record, call: Call, u_tree, events: Events | None = None):
         self.t = t
         self.u = u
+        self.events = events
         self._code = code
         self._counts = counts  # accepted and rejected steps, evaluations of f
         self._operands = operands
@@ -56,11 +100,12 @@ class ODESolution:
         self._u_tree = u_tree
 
     def tree_flatten(self):
-        return (self.t, self.u, self._code, self._counts, self._operands, self._record), (self._call, self._u_tree)
+        children = (self.t, self.u, self._code, self._counts, self._operands, self._record, self.events)
+        return children, (self._call, self._u_tree)
 
     @classmethod
     def tree_unflatten(cls, static, children):
-        return cls(*children, *static)
+        return cls(*children[:-1], *static, children[-1])
 
     @property
     def alg(self):
@@ -194,6 +239,9 @@ class ODESolution:
             if len(counts) == len(self.stats):
                 nf, _, _, naccept, nreject = (int(c) for c in counts)
                 steps = f", {naccept} steps ({nreject} rejected), {nf} evaluations of f"
+            happened = None if self.events is None else concrete(self.events.count)
+            if happened is not None and happened.ndim == 0:
+                steps += f", {int(happened)} event{'' if happened == 1 else 's'}"
             return f"ODESolution({code.name}: {len(self)} saves{ends}, u: {shown}{steps})"
         return f"ODESolution(t: {list(jnp.shape(self.t))}, u: {shown})"
 

@@ -16,13 +16,14 @@ from jaxtyping import PyTree
 
 from . import algorithms
 from .call import RECORD, Call, Spec
+from .callbacks import collect, make_system, programs
 from .extension import vary, varying_axes
-from .field import trace_field
 from .inputs import (
     as_params,
     as_state,
     as_time,
     check_initialisation,
+    check_max_events,
     check_sensealg,
     choose_algorithm,
     make_mass,
@@ -35,8 +36,9 @@ from .primitive import flow
 from .problem import BrownBasic, ODEProblem, check_options, check_tspan
 from .saveat import concrete, saved_times
 from .sensealg import DiscreteAdjoint, choose
-from .solution import ODESolution
+from .solution import ODESolution, listed
 from .status import ReturnCode, SolveError
+from .trace import trace_field
 
 DEFAULTS = {
     "saveat": None,
@@ -51,6 +53,10 @@ DEFAULTS = {
     "max_steps": 100_000,
     "sensealg": None,
     "initializealg": BrownBasic(),
+    "callback": None,
+    "max_events": 100,
+    "tstops": None,
+    "discontinuities": None,
     "throw": True,
 }
 
@@ -99,6 +105,17 @@ def solve(
     initializealg : BrownBasic() or CheckInit()
         Where the mass matrix is singular: solve the algebraic equations at t0 for the part of u0 that they determine
         (the default), differentiably, or refuse a u0 that does not obey them.
+    callback : ContinuousCallback, DiscreteCallback, PresetTimeCallback, PeriodicCallback or CallbackSet
+        Events and jumps, differentiable like all else; what happened is in `sol.events`. Saved values are
+        right-continuous, saves after a terminating event hold the state there, at times inf.
+    max_events : int
+        The largest number of events (100); one more ends the solve with `ReturnCode.EventLimit`. Memory and, in
+        derivatives, time grow with it.
+    tstops : array (m,) or function of p
+        Times at which a step ends, for fields with kinks there.
+    discontinuities : array (m,) or function of p
+        Times at which f(t, u, p) jumps as a function of t: steps end just before them and start anew at them, and
+        derivatives with respect to these times are right.
     throw : bool
         Whether an eager call that fails raises `SolveError`. Under a transform nothing can raise: values that were not
         reached are NaN, `sol.retcode` says why, gradients are NaN.
@@ -150,7 +167,10 @@ def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
     span = prob.tspan if tspan is None else check_tspan(tspan)
 
     times = [x for x in jax.tree.leaves((span, merged["saveat"])) if isinstance(x, Tracer)]
-    field, p_leaves, aux = trace_field(prob.f, u, params, varying_axes(*times), prob.functions)
+    callbacks = collect(merged["callback"], merged["tstops"], merged["discontinuities"])
+    others = {**prob.functions, **programs(callbacks)} if callbacks else prob.functions
+    field, p_leaves, aux = trace_field(prob.f, u, params, varying_axes(*times), others)
+    events = make_system(callbacks, field, check_max_events(merged["max_events"]))
     dtype = time_dtype(field.state.real_dtype, *span, merged["saveat"])
     t0, t1 = (as_time(t, dtype, name) for t, name in zip(span, ("t0", "t1"), strict=True))
     ts = saved_times(merged["saveat"], t0, t1, dtype)
@@ -163,7 +183,7 @@ def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
     u_leaves, u_tree = jax.tree.flatten(u)
     names = tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(u))
     initialise = check_initialisation(merged["initializealg"]) if mass is not None and mass.singular else None
-    spec = Spec(field, settings, sensealg, bool(merged["throw"]), alg, names, initialise)
+    spec = Spec(field, settings, sensealg, bool(merged["throw"]), alg, names, initialise, events)
 
     bounds = numbers(merged, u, field.state, dtype)
     empty = np.zeros(0, dtype)
@@ -172,11 +192,12 @@ def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
     traced = [x for x in (*head, t1) if isinstance(x, Tracer)]
     head = vary(head, varying_axes(*traced)) if traced else head
     head = head if traced else _placed(head)
-    call = _call(spec, len(head), ts is not None and bool(merged["dense"]) and sensealg.residual == "mesh")
+    keeps = ts is not None and bool(merged["dense"]) and sensealg.residual == "mesh" and events is None
+    call = _call(spec, len(head), keeps)
     if ts is None:
-        return _solve_steps(call, head, t1, u_tree)
+        return _solve_steps(call, head, t1, u_tree) if events is None else _solve_event_steps(call, head, u_tree)
     outs = flow(call, *head)
-    n = call.n_u
+    n = call.n_values
     record = outs[-RECORD:] if call.emit_record else None
     return _wrap(call, head, record, jnp.asarray(head[call.i_ts]), outs[:n], outs[n:], u_tree)
 
@@ -252,6 +273,36 @@ def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
     return _wrap(call, head, record, ts[:rows], [x[:rows] for x in us], info, u_tree)
 
 
+def _solve_event_steps(call: Call, head: list, u_tree) -> ODESolution:
+    """Every accepted step of a solve with events: one solve for their times, and one with these as saved times."""
+    traced = any(isinstance(x, Tracer) and concrete(x) is None for x in head)
+    most = call.spec.settings.max_steps + 1
+    rows = most if traced else min(1024, most)
+    while True:
+        call = dataclasses.replace(call, rows=rows)
+        outs = flow(call, *head)
+        mesh = jax.lax.stop_gradient(outs[-1])
+        known = None if traced else concrete(mesh)
+        if known is None or not np.isfinite(known[-1]) or rows == most:
+            break
+        rows = min(4 * rows, most)
+    end = jax.lax.stop_gradient(head[call.i_t1])
+    ts = jnp.where(jnp.isnan(mesh), end, mesh)
+    if known is not None:  # a length rounded up, so that another number of steps seldom compiles again
+        rows = int(np.sum(np.isfinite(known)))
+        ts = ts[: min(2 ** (rows - 1).bit_length(), most)]
+    ts = jnp.concatenate([jnp.asarray(head[call.i_t0])[None], ts[1:]])
+    head = list(head)
+    head[call.i_ts] = ts
+    call = dataclasses.replace(call, rows=None)
+    outs = flow(call, *head)
+    sol = _wrap(call, head, None, ts, outs[: call.n_values], outs[call.n_values :], u_tree)
+    if known is None:
+        return sol
+    sol.t, sol.u = sol.t[:rows], jax.tree.map(lambda x: x[:rows], sol.u)
+    return sol
+
+
 def _recorded(call: Call, head: list) -> tuple[Call, list]:
     """The call whose record has every step as a row, and its results."""
     most = call.spec.settings.max_steps + 1
@@ -285,8 +336,16 @@ def _rows(call: Call, head: list, t1, u_tree, record, info) -> ODESolution:
     return _wrap(call, head, given, ts, us, info, u_tree)
 
 
-def _wrap(call: Call, head, record, ts, us, info, u_tree) -> ODESolution:
+def _wrap(call: Call, head, record, ts, values, info, u_tree) -> ODESolution:
     code, counts = info[0], info[1]
-    u = jax.tree.unflatten(u_tree, us[: call.n_u])
+    tree = functools.partial(jax.tree.unflatten, u_tree)
+    n, system = call.n_u, call.spec.events
+    events = None
+    if system is not None:
+        events = listed(system, values[n], info[-2], tree(values[n + 1 : 2 * n + 1]), tree(values[2 * n + 1 :]))
+        sign = jnp.where(head[call.i_t1] >= head[call.i_t0], 1, -1)
+        beyond = sign * (ts - jnp.nextafter(jax.lax.stop_gradient(info[2]), sign * jnp.inf)) > 0
+        ts = jnp.where(beyond & (code == ReturnCode.Terminated), sign * jnp.inf, ts)
     call = _call(call.spec, len(head), False)
-    return ODESolution(ts, u, code, counts, tuple(head), None if record is None else tuple(record), call, u_tree)
+    record = None if record is None else tuple(record)
+    return ODESolution(ts, tree(values[:n]), code, counts, tuple(head), record, call, u_tree, events)

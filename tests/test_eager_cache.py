@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import odesens as ode
-from odesens import field as field_module
+from odesens import trace as trace_module
 from odesens.fingerprint import Fingerprint, Unknown
 
 from .test_opacity import compilations
@@ -40,13 +40,13 @@ def near(value, want):
 def traces(monkeypatch):
     """The number of times a field was traced so far, in a list."""
     count = [0]
-    hoist = field_module.hoist
+    hoist = trace_module.hoist
 
     def counted(*args, **options):
         count[0] += 1
         return hoist(*args, **options)
 
-    monkeypatch.setattr(field_module, "hoist", counted)
+    monkeypatch.setattr(trace_module, "hoist", counted)
     return count
 
 
@@ -346,10 +346,10 @@ def test_donated_constants_are_made_again():
 
 
 def test_memory_is_bounded():
-    before = field_module._TRACED_MAX
+    before = trace_module._TRACED_MAX
     for i in range(before + 20):
-        field_module.trace_field(functools.partial(lambda i, t, u, p: -i * u, i), jnp.ones(()), None)
-    assert len(field_module._TRACED) <= before
+        trace_module.trace_field(functools.partial(lambda i, t, u, p: -i * u, i), jnp.ones(()), None)
+    assert len(trace_module._TRACED) <= before
     large = jnp.zeros(2**18)
     assert not is_known(lambda t, u, p: u * large[0])
 

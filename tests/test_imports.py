@@ -11,16 +11,17 @@ ROOT = Path(odesens.__file__).parent
 
 # from the ground up; a module may import from its own room and from those below
 ROOMS = [
-    ["status", "extension", "fingerprint", "pattern", "sparsity", "xla"],
+    ["status", "checks", "extension", "fingerprint", "pattern", "sparsity", "taylor", "xla"],
     ["methods"],
     ["algorithms", "field", "sensealg"],
+    ["events", "trace"],
     ["integrate"],
     ["sensitivity"],
     ["call"],
-    ["diagnosis"],
+    ["diagnosis", "segments"],
     ["evaluate"],
     ["primitive"],
-    ["problem", "saveat"],
+    ["callbacks", "problem", "saveat"],
     ["inputs", "solution"],
     ["solve"],
     ["jacobian_check"],

@@ -8,9 +8,9 @@ import scipy.linalg
 
 import odesens as ode
 from odesens.extension import can_be_whole
-from odesens.field import trace_field
 from odesens.inputs import make_linear
 from odesens.methods import linear
+from odesens.trace import trace_field
 
 from . import ivp
 from .problems import close
