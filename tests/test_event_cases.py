@@ -135,12 +135,6 @@ def test_lanes_of_which_one_reaches_it_three_times_and_another_never():
     close(gradient, jnp.stack([-4 * right, right * (rate - counts / th), right * rate, right / x0], axis=1), 1e-10)
 
 
-STOP_CASES = {
-    "constant": (lambda t, u, p: 1.0 + 0 * u, lambda q: q),
-    "square": (lambda t, u, p: 1 + u**2, np.arctan),
-}
-
-
 @pytest.mark.parametrize("alg", [ode.Tsit5(), ode.DOP853()], ids=["Tsit5", "DOP853"])
 def test_event_time_inside_a_step(alg):
     """u' = 1 + u^2 stopped at u = q: T = atan q; its derivatives come from f, not from an interpolant."""

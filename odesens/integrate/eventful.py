@@ -308,7 +308,7 @@ class Run(NamedTuple):
     def happening(self, params, s: Walk, plans: Plan, trial, new, fired, due):
         """What is to happen at the end of this step ([lanes], kinds)."""
         lanes, kinds = self.lanes, self.system.kinds
-        columns: list[Any] = [None] * len(kinds)
+        columns: list[Any] = [jnp.zeros_like(trial.accepted)] * len(kinds)
         for j, i in enumerate(self.system.of(CONTINUOUS)):
             columns[i] = fired[..., j]
         if self.system.of(DISCRETE):
