@@ -217,7 +217,8 @@ class Run(NamedTuple):
         due = arrived & planned
         pending = self.happening(params, s, plans, trial, new, fired, due)
         waits = jnp.any(pending, axis=-1)
-        unfinished = (new.code == ReturnCode.Success) & ~(arrived & ~planned & ~waits)
+        done = (arrived & ~planned & ~waits) | (s.lane.code != RUNNING)
+        unfinished = (new.code == ReturnCode.Success) & ~done
         idle = (trial.accepted & (trial.dt == 0)).astype(jnp.int32)
         code = jnp.where(unfinished, RUNNING, new.code).astype(jnp.int32)
         new = new._replace(code=code, naccept=new.naccept - idle)
