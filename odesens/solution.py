@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from .call import RECORD, Call
 from .events import EventSystem
+from .plotting import time_series
 from .primitive import flow
 from .saveat import concrete
 from .status import ReturnCode
@@ -225,6 +226,11 @@ class ODESolution:
                 f"sol(t) needs times within tspan = ({float(t0):g}, {float(t1):g}), "
                 f"got {known.min():g} to {known.max():g}"
             )
+
+    def plot(self, vars=None, ax=None):
+        """Draw the saved states against time, events as dotted lines; see `odesens.plotting.time_series`."""
+        self._one_lane()
+        return time_series(self.t, self.u, self.events, vars=vars, ax=ax)
 
     def __repr__(self) -> str:
         shapes = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", self.u)

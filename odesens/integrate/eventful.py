@@ -34,6 +34,7 @@ from .loop import (
     velocity_of,
 )
 
+BOLD = 8  # times the first guess of a step that a step after an event may be
 ENTRY = 4  # t, t_lo, kind, index of the known time
 
 
@@ -279,19 +280,18 @@ class Run(NamedTuple):
         nowhere = jnp.zeros_like(found.which)
 
         def back():
-            def root(p, lane, trial, k, found, options, t_stop):
-                tol = options.abstol, options.reltol
-                return localise.root(
-                    self.settings, task, p, self.conditions(p), self.system, lane, trial, k, found, tol, t_stop
-                )
+            def root(p, lane, trial, k, found, options):
+                own = self.conditions(p)
+                return localise.root(self.settings, task, p, own, self.system, lane, trial, k, found, options)
 
-            axes = (task.p_axes, 0, 0, 0, 0, self.options_axes, 0)
-            h, count = lanes.map(root, axes)(params, s.lane, trial, k, found, self.options, task.t1)
+            axes = (task.p_axes, 0, 0, 0, 0, self.options_axes)
+            h, count = lanes.map(root, axes)(params, s.lane, trial, k, found, self.options)
             stop, stop_lo = two_sum(s.lane.t, s.lane.t_lo + h)
             tried = s.lane._replace(dt=jnp.where(event, h, s.lane.dt))
             again, after = step(params, tried, stop, self.options, stop_lo, event)
             extra = new.nf - s.lane.nf + count * self.settings.tableau.stages
-            after = after._replace(nf=after.nf + extra)
+            # of a full step's error more is known about the next one than of a part's
+            after = after._replace(nf=after.nf + extra, dt=jnp.where(again.accepted, new.dt, after.dt))
 
             def fired(p, lane, found, h):
                 g, rate = rates(self.conditions(p), velocity_of(self.settings, task, p), lane.t, lane.u)
@@ -393,7 +393,10 @@ class Run(NamedTuple):
         code = jnp.where(begun.code == ReturnCode.NonFinite, ReturnCode.NonFinite, RUNNING)
         code = jnp.where(ok, code, ReturnCode.InitialisationFailure)
         code = jnp.where(ends, ReturnCode.Terminated, code).astype(jnp.int32)
+        # the step before the event, where the state after it allows that: first guesses are cautious ones
+        size = jnp.clip(jnp.abs(old.dt), jnp.abs(begun.dt), BOLD * jnp.abs(begun.dt))
         lane = begun._replace(
+            dt=jnp.sign(begun.dt) * size if self.settings.adaptive else begun.dt,
             t_lo=jnp.where(t == old.t, old.t_lo, 0),
             saved=old.saved,
             naccept=old.naccept,

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..events import CONTINUOUS, EventSystem, rates
 from ..methods import step as one_step
-from .loop import Lane, Settings, Task, Trial, system_of, velocity_of
+from .loop import Lane, Options, Settings, Task, Trial, attempt, two_sum, velocity_of
 
 HALVINGS = 80
 POLISH = 8  # most steps of Newton's method
@@ -96,8 +96,7 @@ def root(
     trial: Trial,
     k,
     found: Found,
-    tol,
-    t1,
+    options: Options,
 ):
     """The length of the step that ends at the first root found, and how many steps were tried for it."""
     method = settings.method
@@ -111,12 +110,11 @@ def root(
 
     _, high = bisect(lambda x: jnp.any(on_dense(x)), found.low, found.high, jnp.zeros((), bool))
     which = jnp.argmax(jnp.where(on_dense(high), 1, 0) + jnp.where(found.which, 1, 0)).astype(jnp.int32)
-    system_here = system_of(task, p, tol)
-    k1 = lane.f0 if settings.tableau.fsal else None
 
     def step(h):
-        out = one_step.stages(method, system_here, lane.t, lane.t_lo, lane.u, h, k1, t1, trial.mode, exact=False)
-        return lane.t + (lane.t_lo + h), one_step.advance(method, lane.u, h, out.k, trial.mode)
+        stop, stop_lo = two_sum(lane.t, lane.t_lo + h)
+        tried, _ = attempt(settings, task, p, lane._replace(dt=h), stop, options, stop_lo)
+        return tried.t, tried.u1
 
     boolean = jnp.take(kinds_of(system, "boolean"), which, mode="clip")
     velocity = velocity_of(settings, task, p)
