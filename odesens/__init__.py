@@ -1,5 +1,6 @@
 """Differentiable ordinary differential equations on JAX: the public names, nothing else."""
 
+from . import interpolation
 from .algorithms import (
     BS3,
     DOP853,
@@ -99,6 +100,7 @@ __all__ = [
     "cache_compilations",
     "check_jacobian",
     "compile_loops_natively",
+    "interpolation",
     "loops_are_native",
     "remake",
     "solve",

@@ -21,7 +21,7 @@ ROOMS = [
     ["diagnosis", "segments"],
     ["evaluate"],
     ["primitive"],
-    ["callbacks", "problem", "saveat"],
+    ["callbacks", "interpolation", "problem", "saveat"],
     ["inputs", "solution"],
     ["solve"],
     ["jacobian_check"],
