@@ -44,6 +44,7 @@ from .sensealg import (
 from .solution import Events, ODESolution
 from .solve import solve
 from .status import ReturnCode, SolveError
+from .steady_state import DynamicSS, SSRootfind, SteadyStateProblem, SteadyStateSolution
 from .xla import cache_compilations, compile_loops_natively, loops_are_native
 
 __version__ = "0.1.0"
@@ -66,6 +67,7 @@ __all__ = [
     "ContinuousCallback",
     "DiscreteAdjoint",
     "DiscreteCallback",
+    "DynamicSS",
     "Euler",
     "Events",
     "ForwardSensitivity",
@@ -90,8 +92,11 @@ __all__ = [
     "Rodas4",
     "Rodas5P",
     "Rosenbrock23",
+    "SSRootfind",
     "SolveError",
     "SplitODEProblem",
+    "SteadyStateProblem",
+    "SteadyStateSolution",
     "Tsit5",
     "Vern6",
     "Vern7",

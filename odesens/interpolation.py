@@ -191,7 +191,8 @@ class CubicHermiteInterpolation(Interpolation):
             return ends + width * (s * (1 - s) ** 2 * d0 - s**2 * (1 - s) * d1)
 
         if self.derivatives is not None:
-            d0, d1 = (jax.tree.map(lambda d: _row(d, j), self.derivatives) for j in (i, i + 1))
+            d0 = jax.tree.map(lambda d: _row(d, i), self.derivatives)
+            d1 = jax.tree.map(lambda d: _row(d, i + 1), self.derivatives)
         else:
             slopes = [self._slopes(y, i, t.dtype) for y in jax.tree.leaves(self.values)]
             tree = jax.tree.structure(self.values)
@@ -244,7 +245,9 @@ def _outline(tree):
 
 def _is_list(x) -> bool:
     """A flat list of numbers, traced ones among them, which stands for an array."""
-    return isinstance(x, list) and len(x) > 0 and all(isinstance(v, (int, float, complex)) or np.ndim(v) == 0 for v in x)
+    return (
+        isinstance(x, list) and len(x) > 0 and all(isinstance(v, (int, float, complex)) or np.ndim(v) == 0 for v in x)
+    )
 
 
 def _array(x, what: str):

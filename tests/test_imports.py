@@ -24,7 +24,7 @@ ROOMS = [
     ["callbacks", "interpolation", "problem", "saveat"],
     ["inputs", "solution"],
     ["solve"],
-    ["jacobian_check"],
+    ["jacobian_check", "steady_state"],
     ["__init__"],
     ["__main__"],
 ]

@@ -79,8 +79,9 @@ def search(residual: Callable, y, norm: Callable, enough: float, most: int) -> S
         worse = lambda state: ~(state[1] <= s.residual) & (state[0] > 1e-4)
         one = jnp.ones((), y.dtype)
         length, new = jax.lax.while_loop(worse, shorter, (one, size(residual(s.y - change))))
-        y, moved = s.y - length * change, norm(s.y - length * change, change)
-        return Search(y, moved, moved / s.change, new, s.count + 1, s.regular & solver.ok)
+        moved = s.y - length * change
+        last = norm(moved, change)
+        return Search(moved, last, last / s.change, new, s.count + 1, s.regular & solver.ok)
 
     def going(s: Search):
         return (s.count < most) & ~(s.change <= enough) & jnp.isfinite(s.residual)
