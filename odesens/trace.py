@@ -34,6 +34,7 @@ def is_inexact(x) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
+_JIT = type(jax.jit(lambda: None))
 _FIELDS: collections.OrderedDict = collections.OrderedDict()  # interned fields, most recently used last
 _FIELDS_MAX = 512
 
@@ -80,6 +81,8 @@ def _trace(functions: dict, u, p, dynamic: list[int], values: list, axes: frozen
 
     def hoisted(name, function):
         role = name.split(":")[0]
+        if isinstance(function, _JIT):  # its memory of traces would keep `declare_stops` from being reached
+            function = function.__wrapped__
         if role in ("f", "jac", "implicit", "explicit"):
             check_signature(function, name)
         changed: list[int] = []
@@ -99,7 +102,15 @@ def _trace(functions: dict, u, p, dynamic: list[int], values: list, axes: frozen
             return [*leaves, *([] if new is None else [_like(new[dynamic[j]], ps[j], name) for j in changed])]
 
         extra = (number,) if role == "affect" else ()
-        jaxpr, consts = hoist(flat, t0, u_leaves, values, *extra)
+        try:
+            jaxpr, consts = hoist(flat, t0, u_leaves, values, *extra)
+        except jax.errors.UnexpectedTracerError as error:
+            if not stops.get("kinds"):
+                raise
+            raise TypeError(
+                "an interpolation whose knots are traced was called within jit, vmap or another transformation inside "
+                f"{name}, from where the solve cannot learn them: call it outside of that; {name} is compiled anyway"
+            ) from error
         all_axes = axes | varying_axes(*consts)
         if all_axes:  # inside shard_map: once more, as the program of arguments that vary
             jaxpr, consts = hoist(flat, t0, u_leaves, values, *extra, axes=all_axes)
