@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from .checks import check_signature
 from .events import CONTINUOUS, DISCRETE, SCHEDULED, EventSystem, Kind
@@ -116,7 +117,7 @@ class PeriodicCallback(Callback):
     def __post_init__(self):
         _check_affect(self.affect, (3,))
         if not callable(self.dt):
-            known = None if isinstance(self.dt, jax.core.Tracer) else np.asarray(self.dt)
+            known = None if isinstance(self.dt, Tracer) else np.asarray(self.dt)
             if known is not None and not (known.ndim == 0 and known.dtype.kind in "if" and known > 0):
                 raise ValueError(f"dt must be a positive number, or a function dt(p), got {self.dt!r}")
 
@@ -173,10 +174,10 @@ def programs(callbacks: list[Callback]) -> dict[str, Callable]:
             found[f"condition:{i}"] = callback.condition
         elif isinstance(callback, DiscreteCallback):
             found[f"when:{i}"] = callback.condition
-        else:
-            found[f"times:{i}"] = _times_function(
-                callback.dt if isinstance(callback, PeriodicCallback) else callback.times
-            )
+        elif isinstance(callback, PeriodicCallback):
+            found[f"times:{i}"] = _times_function(callback.dt)
+        elif isinstance(callback, (PresetTimeCallback, _Stops)):
+            found[f"times:{i}"] = _times_function(callback.times)
         if callback.affect is not None:
             found[f"affect:{i}"] = _affect_function(callback.affect)
     return found
@@ -198,6 +199,7 @@ def make_system(callbacks: list[Callback], field: Field, max_events: int) -> Eve
             continue
         kinds += _kinds_of(callback, field, i, affect, number, max_events)
         number += 1
+    kinds = [kind for kind in kinds if kind.callback >= 0 or kind.size]
     if not kinds:
         return None
     stops = sum(kind.size for kind in kinds if kind.callback < 0)
@@ -242,7 +244,7 @@ def _affect_function(affect: Callable) -> Callable:
 def _as_times(times, name: str):
     """Times as an array, or as the function of p that gives them."""
     if callable(times):
-        if _arguments(times) != 1:
+        if _arguments(times, 1) != 1:
             raise TypeError(f"{name} must be an array of times, or a function of p that gives it")
         return times
     if isinstance(times, jax.Array):
@@ -255,14 +257,15 @@ def _as_times(times, name: str):
     return jnp.asarray(x, jnp.result_type(float) if x.dtype.kind == "i" else None)
 
 
-def _arguments(f: Callable) -> int:
-    """The number of positional arguments that must be given."""
+def _arguments(f: Callable, default: int = 3) -> int:
+    """The number of positional arguments that must be given; `default` where that cannot be told."""
     try:
         parameters = inspect.signature(f).parameters.values()
     except (TypeError, ValueError):
-        return 3
+        return default
     positional = [q for q in parameters if q.kind in (q.POSITIONAL_ONLY, q.POSITIONAL_OR_KEYWORD)]
-    return len([q for q in positional if q.default is q.empty])
+    needed = len([q for q in positional if q.default is q.empty])
+    return default if any(q.kind is q.VAR_POSITIONAL for q in parameters) and needed < default else needed
 
 
 def _check_affect(affect, counts: tuple[int, ...]) -> None:

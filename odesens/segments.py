@@ -31,6 +31,7 @@ from .extension import vary, varying_axes
 from .integrate.lanes import Lanes
 from .integrate.loop import Options, direction
 from .methods import initial
+from .methods.linear import Mass
 from .methods.step import velocity
 from .taylor import along, nudge
 
@@ -140,6 +141,12 @@ class Chain:
     def _per_lane(self, i: int):
         return self.operands[i] if self.call.is_mapped(i) else self.lanes.spread(self.operands[i])
 
+    @property
+    def mass(self) -> Mass:
+        mass = self.call.spec.settings.method.mass
+        assert mass is not None
+        return mass
+
     def own_axes(self, x) -> tuple[int, ...]:
         return tuple(range(len(self.lead), x.ndim))
 
@@ -168,28 +175,29 @@ class Chain:
         p_axes = [0 if call.lanes is not None and self.spread[call.n_u + i] else None for i in range(call.n_p)]
         new = [p[i] if p_axes[i] == 0 else lanes.spread(p[i]) for i in self.functions.changed]
         schedule = self._schedule(p, p_axes, u, r[call.i_t0])
+        if call.spec.initialise is not None:
+            u = self._consistent(u, p, p_axes, r[call.i_t0])
         us = jnp.full((*lead, m, n), jnp.nan, u.dtype)
-        us, u, new = self._segment(us, u, p, p_axes, new, r[call.i_t0], r[call.i_ts], self.rows, 0, first=True)
+        t0, ts = r[call.i_t0], r[call.i_ts]
 
-        # after each event the solve up to the next one, or to the end
         def body(carry, k):
-            us, u, new = carry
+            """The solve up to event k, or to the end, and that event."""
 
             def go():
-                out = self._jump(us, u, p, p_axes, new, schedule, self._row(k))
-                us2, u2, new2, happened = out
-                return (*self._segment(us2, u2, p, p_axes, new2, None, r[call.i_ts], self.rows, k + 1), happened)
+                us, u, new = carry
+                us, u = self._segment(us, u, p, p_axes, new, t0, ts, k)
+                u, new, happened = self._jump(u, p, p_axes, new, schedule, self._row(k))
+                return (us, u, new), happened
 
             def stay():
-                zeros = lambda: jnp.zeros_like(u)
-                return us, u, new, (jnp.full_like(self.t0, jnp.inf), zeros(), zeros())
+                return carry, (jnp.full_like(self.t0, jnp.inf), jnp.zeros_like(u), jnp.zeros_like(u))
 
-            us, u, new, happened = jax.lax.cond(jnp.any(k < self.count), go, stay)
-            return (us, u, new), happened
+            return jax.lax.cond(jnp.any(k <= self.count), go, stay)
 
         axes = varying_axes(*jax.tree.leaves((us, u, new, p, self.rows)))
-        ks = jnp.arange(self.system.most, dtype=jnp.int32)
-        (us, _, _), (t, before, after) = jax.lax.scan(jax.checkpoint(body), vary((us, u, new), axes), ks)
+        ks = jnp.arange(self.system.most + 1, dtype=jnp.int32)
+        (us, _, _), happened = jax.lax.scan(jax.checkpoint(body), vary((us, u, new), axes), ks)
+        t, before, after = (x[:-1] for x in happened)  # nothing happens after the last segment
         rows_last = lambda x: jnp.moveaxis(x, 0, len(lead))
         return [
             *state.unpack(us),
@@ -199,7 +207,20 @@ class Chain:
         ]
 
     def _row(self, k) -> Row:
-        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, k, keepdims=False), self.rows)
+        """Row k of the events; of what is beyond them, one in which nothing happens."""
+        row = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, k, keepdims=False), self.rows)
+        return row._replace(kind=jnp.where(k < self.count, row.kind, -1))
+
+    def _consistent(self, u, p, p_axes, t0):
+        """Initial states that obey the algebraic equations."""
+        mass, check = self.mass, self.call.spec.initialise == "check"
+
+        def one(p, aux, u, t, bounds):
+            f = lambda t, u: self.field(t, u, p, aux)
+            return initial.consistent(mass, f, t, u, (bounds.abstol, bounds.reltol), check=check)[0]
+
+        axes = (p_axes, self.aux_axes, 0, 0, self.bounds_axes)
+        return self.lanes.map(one, axes)(p, self.aux, u, t0, self.bounds)
 
     def _schedule(self, p, p_axes, u, t0):
         """The known times ([lanes], K), as functions of r."""
@@ -212,14 +233,14 @@ class Chain:
             out[i] = x
         return out
 
-    def _segment(self, us, u, p, p_axes, new, t0, ts, rows: Row, k, *, first: bool = False):
+    def _segment(self, us, u, p, p_axes, new, t0, ts, k):
         """The smooth solve that ends at event k, or at the end: us with its saves, the state at its end."""
         call, lanes, m = self.call, self.lanes, self.ts.shape[-1]
         here, last = self._row(jnp.minimum(k, self.system.most - 1)), self._row(jnp.maximum(k - 1, 0))
-        more = k < self.count
-        ended = self._ends(last) & (k > 0) | (k > self.count)
-        begin = self.t0 if first else last.next
-        begin_lo = jnp.zeros_like(begin) if first else jnp.where(last.next == last.t, last.t_lo, 0)
+        first, more = k == 0, k < self.count
+        ended = (self._ends(last) & ~first) | (k > self.count)
+        begin = jnp.where(first, self.t0, last.next)
+        begin_lo = jnp.where(first | (last.next != last.t), 0, last.t_lo)
         end, end_lo = jnp.where(more, here.t, self.t1), jnp.where(more, here.t_lo, 0)
         end, end_lo = jnp.where(ended, begin, end), jnp.where(ended, begin_lo, end_lo)
         wide = lambda x: x[..., None]
@@ -241,22 +262,20 @@ class Chain:
         own = self._with(p, new)
         changed = self.functions.changed
         axes = [0 if i in changed and call.lanes is not None else a for i, a in enumerate(p_axes)]
-        start = t0 if first else begin
-        values = self._flow(u, own, axes, start, saves, end, first)
+        values = self._flow(u, own, axes, jnp.where(first, t0, begin), saves, end)
         us = jnp.where(mine[..., None], values[..., :m, :], us)
         held = ended & (k == self.count) & self._ends(last)  # a solve that was ended keeps its state
         us = jnp.where((wide(held) & started)[..., None], u[..., None, :], us)
         at_end = lanes.map(lambda v, j: jax.lax.dynamic_index_in_dim(v, j, keepdims=False))(values, place)
-        return us, jnp.where(wide(ended), u, at_end), new
+        return us, jnp.where(wide(ended), u, at_end)
 
     def _ends(self, row: Row):
         return (row.kind >= 0) & jnp.take(self.system.table("terminate"), row.kind, mode="clip")
 
-    def _flow(self, u, p, p_axes, t0, ts, t1, first: bool):
+    def _flow(self, u, p, p_axes, t0, ts, t1):
         """The smooth solve T_0 by the primitive, as ([lanes], m + 1, n)."""
         call = self.call
-        initialise = call.spec.initialise if first else None
-        spec = replace(call.spec, events=None, initialise=initialise, throw=False)
+        spec = replace(call.spec, events=None, initialise=None, throw=False)
         lane = call.lanes is not None
         fixed = range(call.n_r, call.n_fixed)
         n_aux = self.field.n_aux
@@ -266,7 +285,7 @@ class Chain:
         outs = self.bind(base, *self.state.unpack(u), *p, t0, ts, *self.aux, t1, *self.bounds)
         return self.state.pack(outs[: call.n_u], (*self.lead, ts.shape[-1]))
 
-    def _jump(self, us, u, p, p_axes, new, schedule, row: Row):
+    def _jump(self, u, p, p_axes, new, schedule, row: Row):
         """The event of this row: state and changed parameters after it; its time, the states before and after."""
         own = self._with(p, new)
         changed, lane = self.functions.changed, self.call.lanes is not None
@@ -277,7 +296,7 @@ class Chain:
         pick = lambda a, b: jnp.where(_wide(none, b), a, b)
         new = [pick(a, b) for a, b in zip(new, changed_p, strict=True)]
         ends = self._ends(row)[..., None]
-        return us, pick(u, jnp.where(ends, after, plus)), new, (pick(jnp.full_like(t, jnp.inf), t), before, after)
+        return pick(u, jnp.where(ends, after, plus)), new, (pick(jnp.full_like(t, jnp.inf), t), before, after)
 
     def _jump_one(self, u, p, aux, schedule, row: Row, bounds):
         method, order, system = self.call.spec.settings.method, self.order, self.system
@@ -312,7 +331,7 @@ class Chain:
         later = self._with(p, new)
         if self.call.spec.initialise is not None:
             f = lambda t, u: self.field(t, u, later, aux)
-            after, _ = initial.consistent(method.mass, f, t, after, (bounds.abstol, bounds.reltol), check=False)
+            after, _ = initial.consistent(self.mass, f, t, after, (bounds.abstol, bounds.reltol), check=False)
         moving = row.next if order == 1 else row.next + tau
         plus = nudge(velocity_with(later), moving, after, -tau, order)
         return t, before, after, plus, new

@@ -105,7 +105,8 @@ class ODESolution:
 
     @classmethod
     def tree_unflatten(cls, static, children):
-        return cls(*children[:-1], *static, children[-1])
+        t, u, code, counts, operands, record, events = children
+        return cls(t, u, code, counts, operands, record, *static, events)
 
     @property
     def alg(self):

@@ -95,6 +95,8 @@ def _trace(functions: dict, u, p, dynamic: list[int], values: list, axes: frozen
             with declared_stops() as declared:
                 out = function(t, jax.tree.unflatten(u_tree, us), given, *extra)
             leaves, new = check_results(role, out, name, u_tree, us, p_tree, full)
+            if new is not None:
+                _same_static(new, full, dynamic, name)
             changed[:] = [j for j, i in enumerate(dynamic) if new is not None and new[i] is not full[i]]
             if role == "f":
                 stops["kinds"] = [kind for kind, _ in declared]
@@ -147,6 +149,13 @@ def _trace(functions: dict, u, p, dynamic: list[int], values: list, axes: frozen
         programs |= more
     new = Field(main, tuple(programs.items()), layout, state, count["p"], count["aux"], effects)
     return _intern(new), [c for _, consts, _ in traced.values() for c in consts]
+
+
+def _same_static(new: list, old: list, dynamic: list[int], name: str) -> None:
+    """Refuse another value of a leaf that is part of the program."""
+    for i, (a, b) in enumerate(zip(new, old, strict=True)):
+        if i not in dynamic and not (a is b or (type(a) is type(b) and a == b)):
+            raise TypeError(f"{name} returned {a!r} for the static parameter {b!r}: make it a floating-point number")
 
 
 def _like(x, old, name: str):

@@ -3,9 +3,8 @@
 Owns: stops at known times, the order of events, jumps, the log of what happened. Must not know: how a root is found
 (`localise`), derivatives, primitives, user types.
 
-Each iteration makes one attempt in every lane; a step in which a condition changes its sign is taken again, exactly up
-to the root. Events of one instant are kept pending and happen in one iteration each, between which the lane takes steps
-of no length. Written for lanes, as `loop` is.
+Steps are taken in every lane until something is to happen in any; one in which a condition changes its sign is taken
+again, exactly up to the root. Then all that is pending happens, and the steps go on. Written for lanes, as `loop` is.
 """
 
 from collections.abc import Callable
@@ -47,21 +46,19 @@ class Log(NamedTuple):
     count: Any
 
 
-class State(NamedTuple):
-    """The carry of the loop, lanes leading.
+class Walk(NamedTuple):
+    """The carry of the steps between events, lanes leading.
 
-    new : the changed parameter leaves. signs (c,) of the conditions. pending (kinds,): what is to happen at this time.
-    next : the number of the next known time. index : that of the one that is pending. mesh: times of accepted steps.
+    signs (c,) of the conditions. pending (kinds,): what is to happen at this time. next : the number of the next known
+    time. index : that of the one that is pending. mesh : times of accepted steps.
     """
 
     lane: Lane
     us: Any
-    new: list
     signs: Any
     pending: Any
     next: Any
     index: Any
-    log: Log
     mesh: Any
 
 
@@ -130,28 +127,34 @@ def integrate(
         full((most, n), 0, task.u0.dtype),
         zero,
     )
-    state = State(
+    walk = Walk(
         lane,
         full((m, n), jnp.nan, task.u0.dtype),
-        new,
         run.signs(params, lane, full(len(system.of(CONTINUOUS)), True, bool)),
         full(len(system.kinds), False, bool),
         zero,
         zero,
-        log,
         jnp.where(jnp.arange(rows) == 0, task.t0[..., None], jnp.nan),
     )
-    state = vary(state, varying_axes(*jax.tree.leaves((state, task.p, task.t1, plans))))
-    running = lambda s: jnp.any(s.lane.code == RUNNING)
-    state = compiled_whole(lambda s: while_loop(running, lambda s: run.iteration(s, plans), s), state)
-    lane = state.lane
+    state = vary((walk, new, log), varying_axes(*jax.tree.leaves((walk, new, task.p, task.t1, plans))))
+
+    def piece(state):
+        """Steps until something is to happen in any lane, and all that then happens."""
+        walk, new, log = state
+        alone = lambda w: jnp.any(w.lane.code == RUNNING) & ~jnp.any(run.fires(w))
+        walk = while_loop(alone, lambda w: run.iteration(w, new, plans), walk)
+        return run.jumps(walk, new, log)
+
+    running = lambda state: jnp.any(state[0].lane.code == RUNNING)
+    walk, new, log = compiled_whole(lambda state: while_loop(running, piece, state), state)
+    lane = walk.lane
     if not m:
-        return Result(state.us, state.log, lane, state.mesh)
+        return Result(walk.us, log, lane, walk.mesh)
     # what was not written by a step: saves at an event at the very end, and those after a solve that was ended
     rest = (jnp.arange(m, dtype=jnp.int32) >= lane.saved[..., None]) & (lane.code <= 1)[..., None]
-    us = jnp.where(rest[..., None], lane.u[..., None, :], state.us)
+    us = jnp.where(rest[..., None], lane.u[..., None, :], walk.us)
     us = jnp.where(lanes.map(in_order)(task.ts, task.t0, task.t1)[..., None], us, jnp.nan)
-    return Result(us, state.log, lane, state.mesh)
+    return Result(us, log, lane, walk.mesh)
 
 
 class Run(NamedTuple):
@@ -202,51 +205,53 @@ class Run(NamedTuple):
 
     # ---- one iteration
 
-    def iteration(self, s: State, plans: Plan) -> State:
+    def iteration(self, s: Walk, new_p: list, plans: Plan) -> Walk:
+        """One attempt in every lane, up to the first root in it."""
         lanes, task = self.lanes, self.task
-        params = self.params(s.new)
-        waiting = jnp.any(s.pending, axis=-1)
-        stop, stop_lo, planned = lanes.map(self.next_stop)(s.lane, waiting, s.next, plans, task.t0, task.t1)
+        params = self.params(new_p)
+        stop, stop_lo, planned = lanes.map(self.next_stop)(s.lane, s.next, plans, task.t0, task.t1)
         step = stepper(self.settings, task, self.options_axes, lanes)
         trial, new = step(params, s.lane, stop, self.options, stop_lo)
-        trial, new, signs, fired = self.locate(step, params, s, trial, new, waiting)
-        event = jnp.any(fired, axis=-1)
-        arrived = trial.accepted & (new.code == ReturnCode.Success) & ~event
-        due = arrived & planned & ~waiting
-        pending, signs = self.happening(params, s, plans, trial, new, signs, fired, due, waiting)
+        trial, new, signs, fired = self.locate(step, params, s, trial, new)
+        arrived = trial.accepted & (new.code == ReturnCode.Success) & ~jnp.any(fired, axis=-1)
+        due = arrived & planned
+        pending = self.happening(params, s, plans, trial, new, fired, due)
         waits = jnp.any(pending, axis=-1)
-        final = arrived & ~planned & ~waiting & ~waits
-        code = jnp.where((new.code == ReturnCode.Success) & ~final, RUNNING, new.code).astype(jnp.int32)
+        unfinished = (new.code == ReturnCode.Success) & ~(arrived & ~planned & ~waits)
         idle = (trial.accepted & (trial.dt == 0)).astype(jnp.int32)
+        code = jnp.where(unfinished, RUNNING, new.code).astype(jnp.int32)
         new = new._replace(code=code, naccept=new.naccept - idle)
-        us = s.us
+        us, mesh = s.us, s.mesh
         if task.ts.shape[-1]:  # a save at the time of an event is the state after it
             sign = lanes.map(direction)(task.t0, task.t1)
             hair = jnp.finfo(trial.t.dtype).eps ** 2 * jnp.maximum(jnp.abs(trial.t), jnp.finfo(trial.t.dtype).tiny)
             seen = trial._replace(t_lo=jnp.where(waits, trial.t_lo - sign * hair, trial.t_lo))
             us, new = save(self.settings, lanes, task._replace(p=params), us, s.lane, seen, new)
-        mesh = s.mesh
         if mesh.shape[-1]:
-            moved = trial.accepted & (trial.dt != 0)
-            place = jnp.clip(new.naccept, 0, mesh.shape[-1] - 1)
-            kept = jnp.where(moved, trial.t, lanes.map(lambda mesh, i: mesh[i])(mesh, place))
-            mesh = lanes.put(mesh[..., None], place, kept[..., None], jnp.ones_like(moved))[..., 0]
-        index = (
-            lanes.map(lambda plan, i: jnp.take(plan.index, i, mode="clip"))(plans, s.next) if self.known else s.index
-        )
-        index = jnp.where(due, index, s.index)
-        after = State(new, us, s.new, signs, pending, s.next + due.astype(jnp.int32), index, s.log, mesh)
-        return self.jumps(after)
+            mesh = self.marked(mesh, trial, new)
+        index = s.index
+        if self.known:
+            here = lanes.map(lambda plan, i: jnp.take(plan.index, i, mode="clip"))(plans, s.next)
+            index = jnp.where(due, here, index)
+        return Walk(new, us, signs, pending, s.next + due.astype(jnp.int32), index, mesh)
+
+    def marked(self, mesh, trial, new: Lane):
+        """The times of accepted steps with that of this one; just after it where the time has a tail."""
+        sign = self.lanes.map(direction)(self.task.t0, self.task.t1)
+        t = jnp.where(sign * trial.t_lo > 0, jnp.nextafter(trial.t, sign * jnp.inf), trial.t)
+        place = jnp.clip(new.naccept, 0, mesh.shape[-1] - 1)
+        old = self.lanes.map(lambda mesh, i: mesh[i])(mesh, place)
+        kept = jnp.where(trial.accepted & (trial.dt != 0), t, old)
+        return self.lanes.put(mesh[..., None], place, kept[..., None], jnp.ones_like(trial.accepted))[..., 0]
 
     @property
     def known(self) -> bool:
         return len(self.functions.kind_of_time) > 0
 
-    def next_stop(self, lane: Lane, waiting, number, plan: Plan, t0, t1):
+    def next_stop(self, lane: Lane, number, plan: Plan, t0, t1):
         """Where the next step of one lane may go at most, a time and its tail; whether something is planned there."""
         if not self.known:
-            wait = lambda here, there: jnp.where(waiting, here, there)
-            return wait(lane.t, t1), wait(lane.t_lo, 0), jnp.zeros((), bool)
+            return t1, jnp.zeros_like(t1), jnp.zeros((), bool)
         sign = direction(t0, t1)
         pick = lambda x: jnp.take(x, number, mode="clip")
         target = pick(plan.times)
@@ -254,16 +259,15 @@ class Run(NamedTuple):
         opens = jnp.take(self.system.table("open"), pick(plan.kinds), mode="clip")
         target = jnp.where(opens, jnp.nextafter(target, -sign * jnp.inf), target)
         stop = jnp.where(planned, target, t1)
-        stay = waiting | (sign * ((stop - lane.t) - lane.t_lo) < 0)
+        stay = sign * ((stop - lane.t) - lane.t_lo) < 0
         return jnp.where(stay, lane.t, stop), jnp.where(stay, lane.t_lo, 0), planned
 
-    def locate(self, step: Callable, params, s: State, trial, new, waiting):
+    def locate(self, step: Callable, params, s: Walk, trial, new):
         """The attempt, taken again up to the first root within it; the conditions' signs after it, and which fired."""
         if not self.system.of(CONTINUOUS):
-            none = jnp.zeros((*waiting.shape, 0), bool)
-            return trial, new, s.signs, none
+            return trial, new, s.signs, s.signs.astype(bool)
         lanes, task = self.lanes, self.task
-        looks = trial.accepted & ~waiting & (trial.dt != 0)
+        looks = trial.accepted & (trial.dt != 0)
 
         def look(p, lane, trial, t1, signs):
             return localise.look(self.settings, task, p, self.conditions(p), self.system, lane, trial, t1, signs)
@@ -301,57 +305,57 @@ class Run(NamedTuple):
         stays = event & ~trial.accepted  # the shorter step failed: nothing was seen
         return trial, new, jnp.where(stays[..., None], s.signs, ends), fired
 
-    def happening(self, params, s: State, plans: Plan, trial, new, signs, fired, due, waiting):
+    def happening(self, params, s: Walk, plans: Plan, trial, new, fired, due):
         """What is to happen at the end of this step ([lanes], kinds)."""
         lanes, kinds = self.lanes, self.system.kinds
-        columns: list[Any] = [None] * len(kinds)
+        columns: list[Any] = [jnp.zeros_like(trial.accepted)] * len(kinds)
         for j, i in enumerate(self.system.of(CONTINUOUS)):
             columns[i] = fired[..., j]
         if self.system.of(DISCRETE):
-            whens = lanes.map(lambda p, t, u: self.functions.whens(t, u, p["p"], p["aux"]), (self.task.p_axes, 0, 0))(
-                params, new.t, new.u
-            )
-            asks = trial.accepted & (trial.dt != 0) & ~waiting
+            when = lambda p, t, u: self.functions.whens(t, u, p["p"], p["aux"])
+            whens = lanes.map(when, (self.task.p_axes, 0, 0))(params, new.t, new.u)
             for j, i in enumerate(self.system.of(DISCRETE)):
-                columns[i] = whens[..., j] & asks
+                columns[i] = whens[..., j] & trial.accepted & (trial.dt != 0)
         if self.known:
             here = lanes.map(lambda plan, i: jnp.take(plan.kinds, i, mode="clip"))(plans, s.next)
             for i in self.system.of(SCHEDULED):
                 columns[i] = due & (here == i)
-        pending = jnp.stack(columns, axis=-1)
-        return jnp.where(waiting[..., None], s.pending, pending), signs
+        return jnp.stack(columns, axis=-1)
 
-    def jumps(self, s: State) -> State:
-        """The first thing that is pending happens, in every lane in which there is one."""
+    def fires(self, s: Walk):
+        """The lanes in which something is to happen."""
+        return jnp.any(s.pending, axis=-1) & (s.lane.code == RUNNING)
 
-        def fires(s: State, done):
-            return jnp.any(s.pending, axis=-1) & (s.lane.code == RUNNING) & ~done
+    def jumps(self, s: Walk, new: list, log: Log) -> tuple[Walk, list, Log]:
+        """All that is pending happens, one thing after the other."""
 
         def body(state):
-            s, done = state
-            now = fires(s, done)
-            params = self.params(s.new)
-            kind = jnp.argmax(s.pending.astype(jnp.int32), axis=-1).astype(jnp.int32)
-            lane, new, pending, entry = self.jump(params, s, kind)
-            full = s.log.count >= self.system.most
-            lane = lane._replace(code=jnp.where(full, ReturnCode.EventLimit, lane.code).astype(jnp.int32))
+            lane, new, signs, pending, log = state
+            now = jnp.any(pending, axis=-1) & (lane.code == RUNNING)
+            kind = jnp.argmax(pending.astype(jnp.int32), axis=-1).astype(jnp.int32)
+            after, after_new, left, entry = self.jump(self.params(new), lane, s.index, pending, kind)
+            full = now & (log.count >= self.system.most)
             happens = now & ~full
             pick = lambda a, b: jnp.where(happens.reshape(*happens.shape, *(1,) * (a.ndim - happens.ndim)), a, b)
-            put = lambda buffer, x: self.put(buffer, s.log.count, x, happens)
+            put = lambda buffer, x: self.put(buffer, log.count, x, happens)
             log = Log(
-                put(s.log.entries, entry),
-                put(s.log.before, s.lane.u),
-                put(s.log.after, lane.u),
-                s.log.count + happens.astype(jnp.int32),
+                put(log.entries, entry),
+                put(log.before, lane.u),
+                put(log.after, after.u),
+                log.count + happens.astype(jnp.int32),
             )
-            code = jnp.where(now & full, ReturnCode.EventLimit, s.lane.code).astype(jnp.int32)
-            own = jax.tree.map(pick, (lane, new, pending), (s.lane._replace(code=code), s.new, s.pending))
-            roots = self.components(s.pending)
-            signs = jnp.where(happens[..., None], self.signs(self.params(own[1]), own[0], roots), s.signs)
-            return s._replace(lane=own[0], new=own[1], pending=own[2], signs=signs, log=log), done | now
+            code = jnp.where(full, ReturnCode.EventLimit, lane.code).astype(jnp.int32)
+            roots = self.components(pending)
+            old = lane._replace(code=code), new, pending
+            lane, new, pending = jax.tree.map(pick, (after, after_new, left), old)
+            signs = jnp.where(happens[..., None], self.signs(self.params(new), lane, roots), signs)
+            return lane, new, signs, pending, log
 
-        done = jnp.zeros_like(s.lane.code, dtype=bool)
-        return while_loop(lambda state: jnp.any(fires(*state)), body, (s, done))[0]
+        def going(state):
+            return jnp.any(jnp.any(state[3], axis=-1) & (state[0].code == RUNNING))
+
+        lane, new, signs, pending, log = while_loop(going, body, (s.lane, new, s.signs, s.pending, log))
+        return s._replace(lane=lane, signs=signs, pending=pending), new, log
 
     def put(self, buffer, index, values, where):
         """Write rows of a log, only in the lanes `where`."""
@@ -364,7 +368,7 @@ class Run(NamedTuple):
         own = self.system.of(CONTINUOUS)
         return jnp.stack([pending[..., i] for i in own], axis=-1) if own else pending[..., :0]
 
-    def jump(self, params, s: State, kind):
+    def jump(self, params, old: Lane, index, pending, kind):
         """The lanes after the event of their kind, changed parameters, what is still pending, the entry for the log."""
         task, table = self.task, self.system.table
 
@@ -382,13 +386,12 @@ class Run(NamedTuple):
 
         axes = (task.p_axes, 0, 0, 0, 0, 0, 0)
         t, u, new, ok, entry, left, ends = self.lanes.map(one, axes)(
-            params, s.lane, kind, s.index, s.pending, task.t0, task.t1
+            params, old, kind, index, pending, task.t0, task.t1
         )
         begun = self.start(self.params(new), u, t)
         code = jnp.where(begun.code == ReturnCode.NonFinite, ReturnCode.NonFinite, RUNNING)
         code = jnp.where(ok, code, ReturnCode.InitialisationFailure)
         code = jnp.where(ends, ReturnCode.Terminated, code).astype(jnp.int32)
-        old = s.lane
         lane = begun._replace(
             t_lo=jnp.where(t == old.t, old.t_lo, 0),
             saved=old.saved,

@@ -65,7 +65,8 @@ def look(
     g = jax.vmap(conditions)(jnp.stack(ts), jnp.stack([at(jnp.asarray(x, trial.dt.dtype)) for x in thetas]))
     wanted = kinds_of(system, "direction")
     known = signs
-    found = Found(jnp.zeros((), bool), jnp.zeros(known.shape, bool), known, *2 * [jnp.zeros((), trial.dt.dtype)], known)
+    zero = jnp.zeros((), trial.dt.dtype)
+    found = Found(jnp.zeros((), bool), jnp.zeros(known.shape, bool), known, zero, zero, known)
     for j, theta in enumerate(thetas):
         here = sign_of(g[j])
         crossed = (g[j] == 0) | (here == -known)
@@ -142,7 +143,8 @@ def root(
     if not np.any(kinds_of(system, "boolean")):
         return h, count
     exact = lambda x: jnp.any(changed(conditions(*step(x * trial.dt))))
-    _, theta = bisect(exact, *(x / jnp.where(trial.dt == 0, 1, trial.dt) for x in ends), ~boolean)
+    low, high = (x / jnp.where(trial.dt == 0, 1, trial.dt) for x in ends)
+    _, theta = bisect(exact, low, high, ~boolean)
     return jnp.where(boolean, theta * trial.dt, h), count
 
 

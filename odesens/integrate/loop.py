@@ -150,7 +150,8 @@ def start(settings: Settings, f, u0, t0, t1, ts, options: Options) -> Lane:
     finite = jnp.all(jnp.isfinite(f0[seen])) & jnp.all(jnp.isfinite(u0[seen]))
     code = jnp.where(t0 == t1, ReturnCode.Success, jnp.where(finite, RUNNING, ReturnCode.NonFinite))
     even = jnp.zeros((), real)  # log of an error of one
-    saved = jnp.sum(jnp.cumprod((ts == t0).astype(jnp.int32)), dtype=jnp.int32)
+    later = jnp.concatenate([(ts != t0).astype(jnp.int32), jnp.ones(1, jnp.int32)])
+    saved = jnp.argmax(later).astype(jnp.int32)  # the saves at t0 itself are done
     count = jnp.zeros((), jnp.int32)
     nf = jnp.asarray(int(need_f0) + int(not settings.first_step_given), jnp.int32)
     zero = jnp.zeros_like(t0)
