@@ -138,7 +138,8 @@ class SteadyStateProblem:
         found = _steady(alg, mass, field, u_leaves, p_leaves, aux)
         if options.get("throw", True):
             _raise_failure(alg, [x for x in p_leaves if isinstance(x, Tracer)], found)
-        return SteadyStateSolution(*(jax.tree.unflatten(tree, x) for x in (found.u, found.resid)), found.code, alg)
+        state, resid = (jax.tree.unflatten(tree, x) for x in (found.u, found.resid))
+        return SteadyStateSolution(state, resid, _code=found.code, alg=alg)
 
     def _remake(self, **changes) -> "SteadyStateProblem":
         """What `remake` does with this problem."""
@@ -291,16 +292,18 @@ _REMEDY = {
 
 def _raise_failure(alg, traced: list, found: Found) -> None:
     """Raise where an eager call failed, or an eager derivative cannot exist."""
-    codes = [None if jnp.ndim(x) else concrete(x) for x in (found.code, found.regular)]
-    if any(x is None for x in codes):
+    given = (found.code, found.regular, *found.resid)
+    known = [value for x in given if (value := concrete(x)) is not None]
+    if len(known) < len(given):
         return
-    code = ReturnCode(int(codes[0]))
-    if code is ReturnCode.Success and traced and not codes[1]:
+    code, regular, *resid = known
+    code = ReturnCode(int(code))
+    if code is ReturnCode.Success and traced and not regular:
         code = ReturnCode.SingularMatrix
     if code is ReturnCode.Success:
         return
     cause, remedy = _REMEDY.get(code, (code.cause, code.remedy))
-    size = max((float(np.max(np.abs(concrete(x)), initial=0)) for x in found.resid), default=0.0)
+    size = max((float(np.max(np.abs(x), initial=0)) for x in resid), default=0.0)
     raise SolveError(
         f"the steady state by {type(alg).__name__} ended with ReturnCode.{code.name}: {cause}.\n"
         f"  the largest entry of |f| was {size:.6g}\n"

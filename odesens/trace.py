@@ -82,7 +82,7 @@ def _trace(functions: dict, u, p, dynamic: list[int], values: list, axes: frozen
     def hoisted(name, function):
         role = name.split(":")[0]
         if isinstance(function, _JIT):  # its memory of traces would keep `declare_stops` from being reached
-            function = function.__wrapped__
+            function = function.__wrapped__  # pyright: ignore[reportAttributeAccessIssue]
         if role in ("f", "jac", "implicit", "explicit"):
             check_signature(function, name)
         changed: list[int] = []

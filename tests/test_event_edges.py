@@ -400,7 +400,9 @@ def test_events_with_a_mass_matrix(algebraic):
         return jnp.stack([-2 * p[0] * x, y - x**2 if algebraic else -y])
 
     def solution(p):
-        double = ode.ContinuousCallback(lambda t, u, p: u[0] - p[1], lambda t, u, p: u.at[0].multiply(2.0), direction=-1)
+        double = ode.ContinuousCallback(
+            lambda t, u, p: u[0] - p[1], lambda t, u, p: u.at[0].multiply(2.0), direction=-1
+        )
         problem = ode.ODEProblem(f, jnp.array([1.0, 1.0]), (0.0, 1.0), p, mass_matrix=mass, callback=double)
         sol = ode.solve(problem, ode.Rodas5P(), saveat=[1.0], max_events=3, **TIGHT)
         return sol.u[0], sol.events.after[0]
@@ -480,7 +482,9 @@ def test_captured_values_have_derivatives():
             ode.PresetTimeCallback(time[None], lambda t, u, p: u * dose),
         ]
         f = lambda t, u, p: 1 + u
-        return ode.solve(ode.ODEProblem(f, 0.0, (0.0, 1.0)), saveat=[1.0], callback=callbacks, max_events=3, **TIGHT).u[0]
+        return ode.solve(ode.ODEProblem(f, 0.0, (0.0, 1.0)), saveat=[1.0], callback=callbacks, max_events=3, **TIGHT).u[
+            0
+        ]
 
     def right(x):
         level, dose, time = x

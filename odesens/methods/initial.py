@@ -51,7 +51,7 @@ def consistent(mass: Mass, f: Callable, t, u, tol, *, check: bool):
     residual = lambda y: left.T @ f(t, moved(y))
     scale = abstol + reltol * jnp.abs(u)
     norm = lambda y, change: jnp.sqrt(jnp.mean(jnp.square((right @ change) / scale)))
-    rounding = 8 * jnp.finfo(u.dtype).eps / 1e-6
+    rounding = 8 * float(jnp.finfo(u.dtype).eps) / 1e-6
     start = jnp.zeros(right.shape[1], u.dtype)
     found = jax.lax.stop_gradient(search(residual, start, norm, rounding, 1 if check else ITERATIONS))
     if check:
