@@ -9,7 +9,7 @@ import scipy.interpolate as si
 import odesens as ode
 from odesens.interpolation import ConstantInterpolation, CubicHermiteInterpolation, LinearInterpolation
 
-from .problems import close, engines
+from .problems import DISCRETE, GAUSS, close, engines
 
 rng = np.random.default_rng(0)
 X = np.cumsum(rng.uniform(0.2, 1, 7))
@@ -138,7 +138,7 @@ def inner(x):
 
 
 @KINDS
-@engines()
+@engines(DISCRETE, GAUSS)
 def test_gradients_in_values_and_knots(kind, engine):
     got = lambda x, y: forced(kind, inner(x), y, sensealg=engine).u[0]
     want = lambda x, y: exact(kind, inner(x), y)
@@ -148,15 +148,17 @@ def test_gradients_in_values_and_knots(kind, engine):
         close(a, b, 1e-8)
 
 
-@KINDS
-@pytest.mark.parametrize("modes", [(jax.jacfwd, jax.jacrev), (jax.jacrev, jax.jacfwd)], ids=["fr", "rf"])
+HESSIANS = {"fr": lambda f: jax.jacfwd(jax.jacrev(f)), "rf": lambda f: jax.jacrev(jax.jacfwd(f))}
+
+
+@pytest.mark.parametrize("kind, modes", [(ConstantInterpolation, "fr"), (LinearInterpolation, "rf")])
 def test_hessian_in_values_and_knots(kind, modes):
     """One moving knot, at which f has a jump or a kink: the second derivative has that of the first at its sides."""
     x, y = jnp.array([0.0, 1.5, 4.0]), VALUES[:3]
     v = jnp.array([1.5, *y])
     got = lambda v: forced(kind, jnp.stack([x[0], v[0], x[2]]), v[1:]).u[0]
     want = lambda v: exact(kind, jnp.stack([x[0], v[0], x[2]]), v[1:])
-    close(modes[0](modes[1](got))(v), jax.hessian(want)(v), 1e-8)
+    close(HESSIANS[modes](got)(v), jax.hessian(want)(v), 1e-8)
 
 
 @pytest.mark.parametrize("alg", [ode.Tsit5(), ode.Vern7(), ode.Rodas5P()], ids=lambda a: type(a).__name__)
@@ -241,3 +243,18 @@ def test_single_precision():
     )
     assert sol.u.dtype == jnp.float32 and sol.stats.nreject == 0
     close(sol.u[0], exact(ConstantInterpolation, KNOTS, VALUES), 1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("span", [(0.0, 3.0), (3.0, 0.0), (2.5, 0.0), (1.0, 3.0)])
+def test_either_direction_and_ends_at_knots(side, span):
+    """f has the wrong side's value at a knot for one of the directions: it is never taken there."""
+    values = np.asarray(VALUES[:-1] if side == "left" else VALUES[1:])
+    want = sum(
+        v * (np.clip(b, *sorted(span)) - np.clip(a, *sorted(span)))
+        for v, a, b in zip(values, KNOTS[:-1], KNOTS[1:], strict=True)
+    ) * np.sign(span[1] - span[0])
+    make = lambda x, y: ConstantInterpolation(x, y, side=side)
+    sol = forced(make, KNOTS, VALUES, span=span, u0=0.0, k=0.0, reltol=1e-2, abstol=1e-2)
+    close(sol.u[0], want, 1e-14)
+    assert sol.stats.nreject == 0
