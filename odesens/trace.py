@@ -104,15 +104,7 @@ def _trace(functions: dict, u, p, dynamic: list[int], values: list, axes: frozen
             return [*leaves, *([] if new is None else [_like(new[dynamic[j]], ps[j], name) for j in changed])]
 
         extra = (number,) if role == "affect" else ()
-        try:
-            jaxpr, consts = hoist(flat, t0, u_leaves, values, *extra)
-        except jax.errors.UnexpectedTracerError as error:
-            if not stops.get("kinds"):
-                raise
-            raise TypeError(
-                "an interpolation whose knots are traced was called within jit, vmap or another transformation inside "
-                f"{name}, from where the solve cannot learn them: call it outside of that; {name} is compiled anyway"
-            ) from error
+        jaxpr, consts = hoist(flat, t0, u_leaves, values, *extra)
         all_axes = axes | varying_axes(*consts)
         if all_axes:  # inside shard_map: once more, as the program of arguments that vary
             jaxpr, consts = hoist(flat, t0, u_leaves, values, *extra, axes=all_axes)

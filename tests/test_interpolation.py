@@ -79,7 +79,7 @@ def test_derivatives_are_finite_at_repeated_and_padded_knots():
         for extrapolate in ({},) if kind is ConstantInterpolation else ({}, {"extrapolate": "extend"}):
             at = lambda x, y, t: kind(x, y, **extrapolate)(t)
             for order in (jax.jacrev(at, (0, 1, 2)), jax.jacfwd(jax.jacrev(at, (0, 1)), (0, 1))):
-                assert all(np.all(np.isfinite(x)) for t in ts for x in jax.tree.leaves(order(x, y, t)))
+                assert all(np.all(np.isfinite(g)) for t in ts for g in jax.tree.leaves(order(x, y, t)))
     # padding changes nothing
     cubic, padded = CubicHermiteInterpolation(x[3:5], y[3:5]), CubicHermiteInterpolation(x[3:], y[3:])
     close(padded(ts[3:]), cubic(ts[3:]), 1e-15)
@@ -190,7 +190,7 @@ def test_wherever_the_module_lives():
     for _ in range(2):  # a jitted function is traced once, but declares its knots each time
         jitted = ode.ODEProblem(JITTED, 0.0, (0.0, END))
         assert ode.solve(jitted, ode.Tsit5(), **loose).u[0] == captured
-    branching = lambda t, u, p: jax.lax.cond(u > 0.5, interp, interp, t)
+    branching = lambda t, u, p: jax.lax.cond(u > 0.5, lambda: interp(t), lambda: interp(t))
     assert ode.solve(ode.ODEProblem(branching, 0.0, (0.0, END)), ode.Tsit5(), **loose).u[0] == captured
 
     def of_captured(y):
@@ -205,11 +205,7 @@ GLOBAL = LinearInterpolation(KNOTS, VALUES)
 JITTED = jax.jit(lambda t, u, p: GLOBAL(t))
 
 
-def test_knots_that_the_solve_cannot_learn():
-    interp = LinearInterpolation(KNOTS, VALUES)
-    f = lambda t, u, p: jax.jit(lambda p: p(t))(p) - u
-    with pytest.raises(TypeError, match="jit, vmap or another transformation inside f"):
-        ode.solve(ode.ODEProblem(f, 0.0, (0.0, END), interp))
+def test_knots_that_depend_on_the_state():
     moving = lambda t, u, p: LinearInterpolation(KNOTS + u, VALUES)(t)
     with pytest.raises(TypeError, match="must not depend on t or u"):
         ode.solve(ode.ODEProblem(moving, 0.0, (0.0, END)))
