@@ -226,7 +226,7 @@ def test_branching_field():
     def end(jumps, a):
         p = ConstantInterpolation(jnp.concatenate([jnp.zeros(1), jumps]), a)
         prob = ode.ODEProblem(lambda t, u, p: p(t) * u, 1.0, (0.0, 4.0), p)
-        return ode.solve(prob, ode.Vern7(), saveat=[4.0], **TIGHT).u[0]
+        return ode.solve(prob, ode.Tsit5(), saveat=[4.0], **TIGHT).u[0]
 
     want = lambda jumps, a: jnp.exp(jnp.sum(a * jnp.diff(jumps, prepend=0.0, append=4.0)))
     for x, y in zip(jax.grad(end, (0, 1))(jumps, a), jax.grad(want, (0, 1))(jumps, a), strict=True):
