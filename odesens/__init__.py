@@ -1,5 +1,6 @@
 """Differentiable ordinary differential equations on JAX: the public names, nothing else."""
 
+from . import interpolation
 from .algorithms import (
     BS3,
     DOP853,
@@ -43,6 +44,7 @@ from .sensealg import (
 from .solution import Events, ODESolution
 from .solve import solve
 from .status import ReturnCode, SolveError
+from .steady_state import DynamicSS, SSRootfind, SteadyStateProblem, SteadyStateSolution
 from .xla import cache_compilations, compile_loops_natively, loops_are_native
 
 __version__ = "0.1.0"
@@ -65,6 +67,7 @@ __all__ = [
     "ContinuousCallback",
     "DiscreteAdjoint",
     "DiscreteCallback",
+    "DynamicSS",
     "Euler",
     "Events",
     "ForwardSensitivity",
@@ -89,8 +92,11 @@ __all__ = [
     "Rodas4",
     "Rodas5P",
     "Rosenbrock23",
+    "SSRootfind",
     "SolveError",
     "SplitODEProblem",
+    "SteadyStateProblem",
+    "SteadyStateSolution",
     "Tsit5",
     "Vern6",
     "Vern7",
@@ -99,6 +105,7 @@ __all__ = [
     "cache_compilations",
     "check_jacobian",
     "compile_loops_natively",
+    "interpolation",
     "loops_are_native",
     "remake",
     "solve",

@@ -186,6 +186,8 @@ def remake(prob: ODEProblem, **changes) -> ODEProblem:
     3.0
     """
     if not isinstance(prob, ODEProblem):
+        if hasattr(prob, "_remake"):  # a problem that brings its own
+            return prob._remake(**changes)
         raise TypeError(f"remake needs an ODEProblem first, got {type(prob).__name__}")
     split = isinstance(prob, SplitODEProblem)
     names = [*(("f1", "f2") if split else ("f",)), "u0", "tspan", "p", "mass_matrix", "jac", "jac_sparsity"]

@@ -155,7 +155,8 @@ class Chain:
         kind = kind.astype(jnp.int32)
         t = jnp.where(kind >= 0, t, self.t1)
         opens = jnp.take(self.system.table("open"), kind, mode="clip")
-        beyond = jnp.where(opens, jnp.nextafter(t, self.sign * jnp.inf), t)
+        end = self.sign * jnp.inf
+        beyond = jnp.where(opens, jnp.nextafter(jnp.nextafter(t, end), end), t)
         return Row(t, t_lo, kind, index.astype(jnp.int32), beyond)
 
     def unreached(self, j: int):

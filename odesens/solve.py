@@ -132,6 +132,8 @@ def solve(
         For input that is wrong, before anything is traced.
     """
     if not isinstance(prob, ODEProblem):
+        if hasattr(prob, "_solve"):  # a problem that brings its own
+            return prob._solve(alg, u0=u0, p=p, tspan=tspan, **options)
         raise TypeError(
             f"solve needs an ODEProblem first, got {type(prob).__name__}: write solve(ODEProblem(f, ...), ..)"
         )

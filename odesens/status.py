@@ -19,6 +19,7 @@ class ReturnCode(enum.IntEnum):
     EventLimit = 7
     InitialisationFailure = 8
     AdjointFailure = 9
+    NotConverged = 10
 
     @property
     def ok(self) -> bool:
@@ -70,6 +71,11 @@ _MEANING = {
     ReturnCode.AdjointFailure: (
         "the backward solve of the sensitivity algorithm failed",
         "give the sensitivity algorithm its own alg, reltol, abstol or max_steps, or use DiscreteAdjoint()",
+    ),
+    ReturnCode.NotConverged: (
+        "no steady state was reached",
+        "give a better u0, loosen the tolerances, or raise max_steps of SSRootfind, of DynamicSS the end of its tspan; "
+        "there may be no steady state",
     ),
 }
 

@@ -34,6 +34,7 @@ def is_inexact(x) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
+_JIT = type(jax.jit(lambda: None))
 _FIELDS: collections.OrderedDict = collections.OrderedDict()  # interned fields, most recently used last
 _FIELDS_MAX = 512
 
@@ -80,6 +81,8 @@ def _trace(functions: dict, u, p, dynamic: list[int], values: list, axes: frozen
 
     def hoisted(name, function):
         role = name.split(":")[0]
+        if isinstance(function, _JIT):  # its memory of traces would keep `declare_stops` from being reached
+            function = function.__wrapped__  # pyright: ignore[reportAttributeAccessIssue]
         if role in ("f", "jac", "implicit", "explicit"):
             check_signature(function, name)
         changed: list[int] = []

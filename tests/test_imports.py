@@ -21,10 +21,10 @@ ROOMS = [
     ["diagnosis", "segments"],
     ["evaluate"],
     ["primitive"],
-    ["callbacks", "problem", "saveat"],
+    ["callbacks", "interpolation", "problem", "saveat"],
     ["inputs", "solution"],
     ["solve"],
-    ["jacobian_check"],
+    ["jacobian_check", "steady_state"],
     ["__init__"],
     ["__main__"],
 ]

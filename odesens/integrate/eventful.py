@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..events import CONTINUOUS, DISCRETE, SCHEDULED, EventSystem, Functions, rates
 from ..extension import compiled_whole, vary, varying_axes, while_loop
@@ -83,8 +82,7 @@ def plan(system: EventSystem, functions: Functions, times, t0, t1) -> Plan:
     sign = direction(t0, t1)
     kinds, index = jnp.asarray(functions.kind_of_time), jnp.asarray(functions.index_of_time)
     since = sign * (times - t0)
-    opens = np.asarray(system.table("open"))[functions.kind_of_time]
-    ahead = jnp.where(opens, since > 0, since >= 0) & (sign * (t1 - times) >= 0)
+    ahead = (since >= 0) & (sign * (t1 - times) >= 0)
     order = jnp.lexsort((kinds, jnp.where(ahead, since, jnp.inf)))
     take = lambda x: jnp.take(x, order, mode="clip")
     return Plan(jnp.where(take(ahead), take(times), sign * jnp.inf), take(kinds), take(index))
@@ -375,7 +373,10 @@ class Run(NamedTuple):
 
         def one(p, lane, kind, index, pending, t0, t1):
             pick = lambda name: jnp.take(table(name), kind, mode="clip")
-            beyond = jnp.nextafter(lane.t, direction(t0, t1) * jnp.inf)
+            end = (
+                direction(t0, t1) * jnp.inf
+            )  # f is never taken at the time itself: whose value it has there is unknown
+            beyond = jnp.nextafter(jnp.nextafter(lane.t, end), end)
             t = jnp.where(pick("open"), beyond, lane.t)
             u, new = self.functions.affect(kind, lane.t, lane.u, p["p"], p["aux"])
             ok = jnp.ones((), bool)

@@ -20,10 +20,14 @@ ITERATIONS = 50
 
 
 class Search(NamedTuple):
-    """Newton's iteration for y: the size of the last change and of the residual; whether every matrix was regular."""
+    """Newton's iteration for y: the size of the last change, its ratio to the one before, the size of the residual.
+
+    regular : whether every matrix was.
+    """
 
     y: Any
     change: Any
+    rate: Any
     residual: Any
     count: Any
     regular: Any
@@ -46,22 +50,22 @@ def consistent(mass: Mass, f: Callable, t, u, tol, *, check: bool):
     moved = lambda y: u + right @ y
     residual = lambda y: left.T @ f(t, moved(y))
     scale = abstol + reltol * jnp.abs(u)
-    norm = lambda y: jnp.sqrt(jnp.mean(jnp.square((right @ y) / scale)))
+    norm = lambda y, change: jnp.sqrt(jnp.mean(jnp.square((right @ change) / scale)))
+    rounding = 8 * float(jnp.finfo(u.dtype).eps) / 1e-6
     start = jnp.zeros(right.shape[1], u.dtype)
-    found = jax.lax.stop_gradient(search(residual, start, norm, 1 if check else ITERATIONS))
+    found = jax.lax.stop_gradient(search(residual, start, norm, rounding, 1 if check else ITERATIONS))
     if check:
         return u, found.regular & (found.change <= 1)
 
     def linearised(times, b):
         return solve_exactly(times, of_map(DENSE, times, b.size, b.dtype), b)
 
-    y = jax.lax.custom_root(residual, start, lambda g, y: search(g, y, norm, ITERATIONS).y, linearised)
+    y = jax.lax.custom_root(residual, start, lambda g, y: search(g, y, norm, rounding, ITERATIONS).y, linearised)
     return moved(y), found.regular & (found.change <= 1e-2)
 
 
-def search(residual: Callable, y, norm: Callable, most: int) -> Search:
-    """Newton's method with steps halved while the residual grows, until the change is rounding."""
-    eps = jnp.finfo(y.dtype).eps
+def search(residual: Callable, y, norm: Callable, enough: float, most: int) -> Search:
+    """Newton's method with steps halved while the residual grows, until norm(y, change) is at most `enough`."""
     size = lambda r: jnp.sqrt(jnp.sum(jnp.square(r)))
 
     def body(s: Search) -> Search:
@@ -75,13 +79,15 @@ def search(residual: Callable, y, norm: Callable, most: int) -> Search:
         worse = lambda state: ~(state[1] <= s.residual) & (state[0] > 1e-4)
         one = jnp.ones((), y.dtype)
         length, new = jax.lax.while_loop(worse, shorter, (one, size(residual(s.y - change))))
-        return Search(s.y - length * change, norm(change), new, s.count + 1, s.regular & solver.ok)
+        moved = s.y - length * change
+        last = norm(moved, change)
+        return Search(moved, last, last / s.change, new, s.count + 1, s.regular & solver.ok)
 
     def going(s: Search):
-        small = s.change <= 8 * eps / jnp.asarray(1e-6, y.dtype)
-        return (s.count < most) & ~small & jnp.isfinite(s.residual)
+        return (s.count < most) & ~(s.change <= enough) & jnp.isfinite(s.residual)
 
     zero = jnp.zeros((), jnp.int32)
-    state = Search(y, jnp.asarray(jnp.inf, y.dtype), size(residual(y)), zero, jnp.asarray(True))
+    far = jnp.asarray(jnp.inf, y.dtype)
+    state = Search(y, far, jnp.zeros_like(far), size(residual(y)), zero, jnp.asarray(True))
     state = vary(state, varying_axes(*jax.tree.leaves((state, residual(y)))))
     return jax.lax.while_loop(going, body, state)
