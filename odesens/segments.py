@@ -157,6 +157,7 @@ class Chain:
         opens = jnp.take(self.system.table("open"), kind, mode="clip")
         end = self.sign * jnp.inf
         beyond = jnp.where(opens, jnp.nextafter(jnp.nextafter(t, end), end), t)
+        beyond = jnp.where(self.sign * (beyond - self.t1) > 0, self.t1, beyond)
         return Row(t, t_lo, kind, index.astype(jnp.int32), beyond)
 
     def unreached(self, j: int):
@@ -246,20 +247,20 @@ class Chain:
         end, end_lo = jnp.where(ended, begin, end), jnp.where(ended, begin_lo, end_lo)
         wide = lambda x: x[..., None]
         since = lambda t, t_lo: wide(self.sign) * ((self.ts - wide(t)) - wide(t_lo))
-        started = since(begin, begin_lo) >= 0
+        started = since(jnp.where(first, begin, last.t), jnp.where(first, begin_lo, last.t_lo)) >= 0
         before_end = jnp.where(wide(more), since(end, end_lo) < 0, since(end, end_lo) <= 0)
         mine = started & before_end & ~wide(ended)
         place = jnp.sum(~started | before_end, axis=-1, dtype=jnp.int32)  # of the end among the saves
 
-        def with_end(ts, started, place, begin, end):
+        def with_end(ts, sign, place, begin, end):
             """The saves with the segment's end at its place, those before its start moved there."""
             j = jnp.arange(m + 1, dtype=jnp.int32)
-            moved = jnp.where(started, ts, begin)
+            moved = jnp.where(sign * (ts - begin) >= 0, ts, begin)
             padded = jnp.concatenate([moved, end[None]])
             earlier = jnp.concatenate([end[None], moved])
             return jnp.where(j < place, padded, jnp.where(j == place, end, earlier))
 
-        saves = lanes.map(with_end)(ts, started, place, begin, end)
+        saves = lanes.map(with_end)(ts, self.sign, place, begin, end)
         own = self._with(p, new)
         changed = self.functions.changed
         axes = [0 if i in changed and call.lanes is not None else a for i, a in enumerate(p_axes)]

@@ -106,8 +106,8 @@ class ODESolution:
 
     @classmethod
     def tree_unflatten(cls, static, children):
-        t, u, code, counts, operands, record, events = children
-        return cls(t, u, code, counts, operands, record, *static, events)
+        *arrays, events = children
+        return cls(*arrays, *static, events=events)
 
     @property
     def alg(self):

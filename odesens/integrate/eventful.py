@@ -373,10 +373,10 @@ class Run(NamedTuple):
 
         def one(p, lane, kind, index, pending, t0, t1):
             pick = lambda name: jnp.take(table(name), kind, mode="clip")
-            end = (
-                direction(t0, t1) * jnp.inf
-            )  # f is never taken at the time itself: whose value it has there is unknown
+            # f is never taken at the time itself: whose value it has there is unknown
+            end = direction(t0, t1) * jnp.inf
             beyond = jnp.nextafter(jnp.nextafter(lane.t, end), end)
+            beyond = jnp.where(direction(t0, t1) * (beyond - t1) > 0, t1, beyond)
             t = jnp.where(pick("open"), beyond, lane.t)
             u, new = self.functions.affect(kind, lane.t, lane.u, p["p"], p["aux"])
             ok = jnp.ones((), bool)
