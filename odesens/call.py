@@ -23,7 +23,7 @@ from .sensealg import SensitivityAlgorithm
 
 NONE, LANE, SHARED = 0, 1, 2  # a component of A_k's gradient: not wanted, one per lane, the sum over lanes
 RECORD = 4  # arrays of a record
-COUNTS = 4  # accepted and rejected steps, evaluations of f, factorisations
+COUNTS = 5  # accepted and rejected steps, evaluations of f, factorisations, Jacobians
 _OPTIONS = len(Options._fields)
 
 
@@ -142,6 +142,12 @@ class Call:
     def has_info(self) -> bool:
         """Whether the call integrates the primal problem, and so tells how that ended."""
         return not (self.order or self.adjoint or self.given_record)
+
+    @property
+    def row_size(self) -> int:
+        """Entries of a row of the record, beside its times."""
+        n = self.spec.field.state.size
+        return self.spec.settings.method.memory(n) if self.spec.sensealg.residual == "mesh" else n
 
     @property
     def n_linear_results(self) -> int:

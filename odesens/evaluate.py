@@ -157,7 +157,8 @@ def _solve(call: Call, flow: Flow) -> list:
         code = jnp.where(consistent, lane.code, int(ReturnCode.InitialisationFailure)).astype(jnp.int32)
         lane = lane._replace(code=code)
     if call.has_info:
-        counts = jnp.stack([lane.naccept, lane.nreject, lane.nf, lane.nfactor], axis=-1)
+        njacs = lane.nfactor if lane.work is None else lane.work.njacs
+        counts = jnp.stack([lane.naccept, lane.nreject, lane.nf, lane.nfactor, njacs], axis=-1)
         out += [lane.code, counts, lane.t, lane.dt, *_leaves(call, lane.u)]
     if call.emit_record:
         record = result.record if on_mesh else _saves_record(call, flow, result)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .call import RECORD, Call
+from .call import COUNTS, RECORD, Call
 from .primitive import flow
 from .saveat import concrete
 from .status import ReturnCode
@@ -49,7 +49,7 @@ class ODESolution:
         self.t = t
         self.u = u
         self._code = code
-        self._counts = counts  # accepted and rejected steps, evaluations of f
+        self._counts = counts  # accepted and rejected steps, evaluations of f, factorisations, Jacobians
         self._operands = operands
         self._record = record
         self._call = call
@@ -72,8 +72,8 @@ class ODESolution:
 
     @property
     def stats(self) -> Stats:
-        naccept, nreject, nf, nfactor = (self._counts[..., i] for i in range(4))
-        return Stats(nf=nf, njacs=nfactor, nfactor=nfactor, naccept=naccept, nreject=nreject)
+        naccept, nreject, nf, nfactor, njacs = (self._counts[..., i] for i in range(COUNTS))
+        return Stats(nf=nf, njacs=njacs, nfactor=nfactor, naccept=naccept, nreject=nreject)
 
     @property
     def retcode(self):

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from ..extension import vary, varying_axes, while_loop
 from ..status import ReturnCode
 from .lanes import Lanes
-from .loop import RUNNING, Lane, Options, Settings, Task, direction, in_order, stepper
+from ..methods.step import no_work
+from .loop import RUNNING, Lane, Options, Settings, Task, direction, in_order, stepper, system_of
 from .record import Record, elapsed, steps_between, writer
 
 CHUNK = 128  # steps replayed and handed out at once
@@ -46,7 +47,7 @@ class Replay(NamedTuple):
 
 def cursor(replay: Replay, times, states, stop) -> Lane:
     """The lanes as they were at a row, about to go to `stop` ([lanes], 2)."""
-    fsal = replay.settings.tableau.fsal
+    fsal, method = replay.settings.tableau.fsal, replay.settings.method
 
     def one(p, times, u, stop):
         t, t_lo, dt, err1, err2, auto = times
@@ -55,7 +56,11 @@ def cursor(replay: Replay, times, states, stop) -> Lane:
         zero = jnp.zeros((), jnp.int32)
         code = jnp.where((t == stop[0]) & (t_lo == stop[1]), ReturnCode.Success, RUNNING).astype(jnp.int32)
         auto = auto.astype(jnp.int32)
-        return Lane(t, t_lo, u, f0, dt, err1.astype(real), err2.astype(real), zero, zero, zero, zero, zero, auto, code)
+        errors = err1.astype(real), err2.astype(real)
+        work = None
+        if method.multistep and replay.task.stages is None:
+            work = no_work(method, system_of(replay.task, p, (1.0, 1.0)), t, u[: method.states(u.size)])
+        return Lane(t, t_lo, u, f0, dt, *errors, zero, zero, zero, zero, zero, auto, code, work)
 
     return replay.lanes.map(one, (replay.task.p_axes, 0, 0, 0))(replay.task.p, times, states, stop)
 
