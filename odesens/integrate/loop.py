@@ -177,7 +177,8 @@ def attempt(settings: Settings, task: Task, p, lane: Lane, t_stop, options: Opti
         system = system_of(task, p, tol)
         out = one_step.stages(method, system, lane.t, lane.t_lo, lane.u, dt, known, t_stop, mode, exact=False)
     u1 = one_step.advance(method, lane.u, dt, out.k, mode)
-    finite = jnp.all(jnp.isfinite(u1[seen])) & (out.code == 0)
+    end = out.k[0] if method.multistep else u1
+    finite = jnp.all(jnp.isfinite(end[seen])) & (out.code == 0)
     plan = None
     if method.multistep:
         plan = multistep.judge(settings, lane, dt, out, options)
