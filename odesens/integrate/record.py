@@ -107,19 +107,28 @@ class Steps(NamedTuple):
     """Consecutive accepted steps: times (rows, [lanes], 4) as t, t_lo, dt, auto; states (rows, [lanes], N) before them.
 
     The first `count` rows are used. A lane has dt = 0 where it was rejected or had finished, and in rows not used.
+    `last` is the state after them all, of methods whose steps need it.
     """
 
     times: Any
     states: Any
     count: Any
+    last: Any = None
+
+    def after(self, i):
+        """The state after step i, None where no step needs it."""
+        if self.last is None:
+            return None
+        following = jax.lax.dynamic_index_in_dim(self.states, jnp.minimum(i + 1, self.states.shape[0] - 1), 0, False)
+        return jnp.where(i + 1 < self.count, following, self.last)
 
 
-def steps_between(times, states, count, stop) -> Steps:
+def steps_between(times, states, count, stop, last=None) -> Steps:
     """The steps that lead from each row to the next one, the last to `stop` ([lanes], 2), a time and its tail."""
     used = (jnp.arange(times.shape[0], dtype=jnp.int32) < count).reshape(-1, *(1,) * (times.ndim - 1))
     start = jnp.where(used, times[..., :2], stop)
     end = jnp.concatenate([start[1:], stop[None]])
-    return Steps(jnp.concatenate([start, elapsed(start, end)[..., None], times[..., 5:]], axis=-1), states, count)
+    return Steps(jnp.concatenate([start, elapsed(start, end)[..., None], times[..., 5:]], axis=-1), states, count, last)
 
 
 def elapsed(start, end):

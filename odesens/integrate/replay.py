@@ -107,12 +107,12 @@ def backwards(replay: Replay, visit, carry):
         return part(record.times), part(record.states), j + 1 - first
 
     def body(state):
-        j, stop, stack, carry = state
+        j, stop, last, stack, carry = state
         if not replay.strided:
             first = jnp.maximum(j + 1 - chunk, 0)
             times, states, count = rows_of_record(first, j)
-            carry = visit(carry, steps_between(times, states, count, stop))
-            return first - 1, times[0, ..., :2], stack, carry
+            carry = visit(carry, steps_between(times, states, count, stop, last))
+            return first - 1, times[0, ..., :2], before(states, last, True), stack, carry
 
         # the steps to go through now: from the row on top of the stack, else from as many rows as fill a chunk
         stacked = stack.top > 0
@@ -130,7 +130,7 @@ def backwards(replay: Replay, visit, carry):
             lambda: vary(between(replay, *source, stop, stride), axes),
         )
         ready = stride == 1
-        carry = visit(carry, steps_between(times, states, jnp.where(ready, count, 0), stop))
+        carry = visit(carry, steps_between(times, states, jnp.where(ready, count, 0), stop, last))
         j = jnp.where(stacked, j, first - 1)
         top = stack.top - stacked.astype(jnp.int32)
         if levels:
@@ -138,12 +138,16 @@ def backwards(replay: Replay, visit, carry):
             gaps = jnp.broadcast_to(stride, (chunk,)).astype(jnp.int32)
             push = lambda s: Stack(put(s.times, times), put(s.states, states), put(s.gaps, gaps), top + count)
             stack = jax.lax.cond(ready, lambda s: s._replace(top=top), push, stack)
-        return j, jnp.where(ready, times[0, ..., :2], stop), stack, carry
+        return j, jnp.where(ready, times[0, ..., :2], stop), before(states, last, ready), stack, carry
+
+    def before(states, last, ready):
+        return None if last is None else jnp.where(ready, states[0], last)
 
     stop = row(record.times, record.size)[..., :2]
-    state = (record.size - 1, stop, stack, carry)
+    last = row(record.states, record.size) if replay.settings.method.multistep else None
+    state = (record.size - 1, stop, last, stack, carry)
     axes = varying_axes(*jax.tree.leaves((state, record, replay.task.p)))
-    return while_loop(lambda s: (s[0] >= 0) | (s[2].top > 0), body, vary(state, axes))[3]
+    return while_loop(lambda s: (s[0] >= 0) | (s[3].top > 0), body, vary(state, axes))[4]
 
 
 def _levels(replay: Replay) -> int:
@@ -167,8 +171,9 @@ def reached(record: Record, lanes: Lanes, ts, t0, t1):
     return lanes.map(one)(ts, t0, t1, lanes.row(record.times, record.size)[..., 0])
 
 
-def steps_at(replay: Replay, ts) -> tuple[Any, Any, Any]:
-    """The steps that hold the times ts ([lanes], m), in any order: times ([lanes], m, 4), states, whether inside."""
+def steps_at(replay: Replay, ts) -> tuple[Any, Any, Any, Any]:
+    """The steps that hold the times ts ([lanes], m), in any order: times ([lanes], m, 4), states, whether inside, and
+    the states after the steps, None where no step needs them."""
     record, lanes = replay.record, replay.lanes
     out = lanes.map(
         lambda *args: _steps_at_one(replay, *args), (replay.task.p_axes, 0, 1, 1, 0, 0, replay.options_axes)
@@ -188,7 +193,7 @@ def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
     stop = times[after, :2]
     start = times[row]
     found_times = jnp.concatenate([start[:, :2], elapsed(start, stop)[:, None], start[:, 5:]], axis=1)
-    found = states[row]
+    found, following = states[row], states[after] if replay.settings.method.multistep else None
     if replay.strided:
         one = replay._replace(lanes=Lanes(ts.shape[0]), task=replay.task._replace(p=p, p_axes=None))
         step = stepper(replay.settings, one.task, None, one.lanes)
@@ -197,21 +202,22 @@ def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
         lane = lane._replace(code=jnp.where(record.stride == 1, ReturnCode.Success, lane.code).astype(jnp.int32))
 
         def body(state):
-            lane, at, u = state
+            lane, at, u, end = state
             trial, new = step(p, lane, stop[:, 0], options, stop[:, 1])
             here = jnp.stack([lane.t, lane.t_lo, trial.dt, lane.auto.astype(lane.t.dtype)], axis=-1)
             passed = trial.accepted & (sign * ((ts - trial.t) - trial.t_lo) <= 0)
             at = jnp.where(trial.accepted[:, None], here, at)
             u = jnp.where(trial.accepted[:, None], lane.u, u)
+            end = None if end is None else jnp.where(trial.accepted[:, None], trial.u1, end)
             code = jnp.where(passed, ReturnCode.Success, new.code).astype(jnp.int32)
-            return new._replace(code=code), at, u
+            return new._replace(code=code), at, u, end
 
-        state = vary((lane, found_times, found), axes)
-        _, found_times, found = while_loop(lambda s: jnp.any(s[0].code == RUNNING), body, state)
+        state = vary((lane, found_times, found, following), axes)
+        _, found_times, found, following = while_loop(lambda s: jnp.any(s[0].code == RUNNING), body, state)
     t_end = times[record.size, 0]
     slack = 4 * jnp.finfo(ts.dtype).eps * jnp.abs(ts)
     inside = (sign * (ts - t0) >= -slack) & (sign * (ts - t_end) <= slack)
-    return found_times, found, inside
+    return found_times, found, inside, following
 
 
 def theta_in(times, ts):
