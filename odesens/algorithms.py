@@ -193,7 +193,7 @@ class FBDF(StiffAlgorithm):
         M (alpha_q (u1 - P(t + h)) + h P'(t + h)) = h f(t + h, u1),    alpha_q = 1 + 1/2 + .. + 1/q
 
     with P the polynomial of degree q through the last q + 1 states (fixed leading coefficient). One nonlinear equation
-    a step, by simplified Newton iterations whose matrix M - h/alpha_q J is factored once in many steps, and J found once
+    a step, by simplified Newton iterations: their matrix M - h/alpha_q J is factored once in many steps, J found once
     in more still: `sol.stats` has `njacs` and `nfactor`. With GMRES nothing is kept. Order and step size are chosen by
     the method's own estimates at orders q - 1, q and q + 1, whatever `controller` says; fixed steps begin with order 1.
     Also for differential-algebraic equations of index 1.

@@ -388,8 +388,7 @@ def integrate(
 def restart(settings: Settings, task: Task, p, lane: Lane) -> Lane:
     """A lane of a BDF method at a start or after a jump: u and f0 are the state and u' there, dt the step to try."""
     system = system_of(task, p, (1.0, 1.0)) if task.stages is None else None
-    n = lane.u.shape[-1] // task.blocks
-    u, auto, work = multistep.restart(settings.method, system, lane.u, lane.f0, lane.dt, lane.t, n)
+    u, auto, work = multistep.restart(settings.method, system, lane.u, lane.f0, lane.dt, lane.t, task.blocks)
     return lane._replace(u=u, f0=lane.f0[:0], auto=auto, work=work)
 
 

@@ -16,13 +16,13 @@ from ..methods.step import AUTO, mode_of
 from .lanes import Lanes
 
 
-def restart(method, system, u, slope, dt, t, n: int):
+def restart(method, system, u, slope, dt, t, blocks: int):
     """u (blocks n,), auto and work of one lane at a start or after a jump, from the state, u' and the first step.
 
     `system` is None where steps are found exactly and keep nothing.
     """
-    z = one_step.remember(method, u, slope, dt, n)
-    work = None if system is None else one_step.no_work(method, system, t, u[:n])
+    z = one_step.remember(method, u, slope, dt, blocks)
+    work = None if system is None else one_step.no_work(method, system, t, u[: u.size // blocks])
     return z, jnp.asarray(one_step.steady(1), jnp.int32), work
 
 
@@ -63,7 +63,7 @@ def renewed(method, at, lanes: Lanes, axes, args, lane):
 
 
 def judge(settings, lane, dt, out, options) -> bdf.Plan:
-    """The plan of a step of one lane; where its equation was not solved, the step again with J renewed, or a shorter."""
+    """The plan of a step of one lane; an equation that was not solved is tried again with J renewed, then with less."""
     method = settings.method
     seen = settings.controlled
     plan = one_step.plan(method, lane.u, dt, out.k, options.abstol, options.reltol, seen, lane.auto)

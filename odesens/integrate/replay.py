@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from ..extension import vary, varying_axes, while_loop
+from ..methods.step import no_work
 from ..status import ReturnCode
 from .lanes import Lanes
-from ..methods.step import no_work
 from .loop import RUNNING, Lane, Options, Settings, Task, direction, in_order, stepper, system_of
 from .record import Record, elapsed, steps_between, writer
 

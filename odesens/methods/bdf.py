@@ -27,7 +27,7 @@ import numpy as np
 from ..extension import vary, varying_axes, while_loop
 from ..status import ReturnCode
 from .explicit import combine
-from .linear import Linear, Mass, Solver, by_factors, columns_of, factorise, mass_columns, of_map, solve_exactly
+from .linear import Linear, Mass, by_factors, columns_of, factorise, mass_columns, of_map, solve_exactly
 from .tableaus.bdf import PAST, BdfTableau
 
 ROWS = PAST + 1
@@ -47,15 +47,15 @@ def memory(n: int) -> int:
     return ROWS * n + PAST
 
 
-def remember(u, slope, dt, n: int):
+def remember(u, slope, dt, blocks: int):
     """z at a start, or after a jump, from u (blocks n,), u' and the first step: the one state past is u - dt u'.
 
     That serves estimates alone: order 1, which a start has, needs no state of the past, and order 2 comes after two
     steps. Nothing of the future depends on `slope` and dt but through order and step sizes.
     """
-    u, slope = u.reshape(-1, n), slope.reshape(-1, n)
+    u, slope = u.reshape(blocks, -1), slope.reshape(blocks, -1)
     zeros = jnp.zeros_like(u)
-    ages = jnp.zeros((u.shape[0], PAST), u.dtype).at[:1, 0].set(dt.astype(u.dtype))
+    ages = jnp.zeros((blocks, PAST), u.dtype).at[:1, 0].set(dt.astype(u.dtype))
     past = u - dt.astype(u.dtype) * slope
     return jnp.concatenate([u, past, *[zeros] * (PAST - 1), ages], axis=1).reshape(-1)
 
@@ -239,7 +239,8 @@ def iterate(linear: Linear, mass: Mass | None, system, t1, u, eq: Equation, work
     krylov = linear.kind == "krylov"
     if krylov:
         jacobian = system.jacobian(t1, eq.guess)
-        solver = of_map(linear, lambda x: (x if mass is None else mass.times(x)) - eq.c * jacobian.times(x), u.size, u.dtype)
+        weigh = (lambda x: x) if mass is None else mass.times
+        solver = of_map(linear, lambda x: weigh(x) - eq.c * jacobian.times(x), u.size, u.dtype)
         gain = jnp.ones((), u.dtype)
     else:
         solver = by_factors(linear, work.factors)

@@ -235,9 +235,9 @@ def no_work(method: Method, system: System, t, u):
     return bdf.empty(own.linear, own.mass, inner.jacobian, t, parts_of(u.dtype)[0](u), inner.tol)
 
 
-def remember(method: Method, u, slope, dt, n: int):
+def remember(method: Method, u, slope, dt, blocks: int):
     """What the method carries from step to step, of u (blocks n,) and u' at a start or after a jump."""
-    return bdf.remember(u, slope, dt, n) if method.multistep else u
+    return bdf.remember(u, slope, dt, blocks) if method.multistep else u
 
 
 def present(method: Method, z, size: int):

@@ -63,7 +63,9 @@ class BdfTableau:
 
     def __post_init__(self):
         if isinstance(self.order, bool) or self.order not in range(1, MOST + 1):
-            raise ValueError(f"the highest order of a BDF method must be an integer from 1 to {MOST}, got {self.order!r}")
+            raise ValueError(
+                f"the highest order of a BDF method must be an integer from 1 to {MOST}, got {self.order!r}"
+            )
 
     @property
     def dense_order(self) -> int:
