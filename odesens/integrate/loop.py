@@ -162,20 +162,26 @@ def start(settings: Settings, f, u0, t0, t1, ts, options: Options) -> Lane:
     return Lane(t0, zero, u0, f0, dt, even, even, saved, count, count, nf, count, auto, code.astype(jnp.int32))
 
 
-def attempt(settings: Settings, task: Task, p, lane: Lane, t_stop, options: Options, stop_lo=0, forced=False):
+def attempt(
+    settings: Settings, task: Task, p, lane: Lane, t_stop, options: Options, stop_lo=0, forced=False, known=None
+):
     """Try one step towards t_stop + stop_lo; returns it and the lane's next state (unchanged where it had finished).
 
-    A step that is `forced` is accepted whatever its error.
+    A step that is `forced` is accepted whatever its error; `known` is the recorded solution of a BDF step.
     """
     method, seen = settings.method, slice(settings.controlled)
     dt, hit = next_step(lane, t_stop, options, stop_lo)
     mode, tol = mode_of(lane.auto), (options.abstol, options.reltol)
-    if task.stages is not None:
-        out = task.stages(p, lane.t, lane.t_lo, lane.u, dt, t_stop, mode, tol, lane.work)
+    if method.multistep:
+        leading = lambda tol: tol if jnp.ndim(tol) == 0 else tol[: method.states(lane.u.size // task.blocks)]
+        system = system_of(task, p, tuple(map(leading, tol)))
+        out = multistep.attempt(method, task, system, p, lane, dt, t_stop, tol, known)
+    elif task.stages is not None:
+        out = task.stages(p, lane.t, lane.t_lo, lane.u, dt, t_stop, mode, tol, None)
     else:
-        known = lane.f0 if settings.tableau.fsal else lane.work
+        k1 = lane.f0 if settings.tableau.fsal else None
         system = system_of(task, p, tol)
-        out = one_step.stages(method, system, lane.t, lane.t_lo, lane.u, dt, known, t_stop, mode, exact=False)
+        out = one_step.stages(method, system, lane.t, lane.t_lo, lane.u, dt, k1, t_stop, mode, exact=False)
     u1 = one_step.advance(method, lane.u, dt, out.k, mode)
     end = out.k[0] if method.multistep else u1
     finite = jnp.all(jnp.isfinite(end[seen])) & (out.code == 0)
@@ -343,7 +349,8 @@ def integrate(
         lane = lanes.map(lambda p, lane: restart(settings, task, p, lane), (task.p_axes, 0))(task.p, lane)
     at_start = (task.ts == task.t0[..., None])[..., None]
     us = jnp.where(at_start, task.u0[..., None, :], jnp.asarray(jnp.nan, task.u0.dtype))
-    rec = writer(record, lanes, task.t1, lane.u.shape[-1], task.u0.dtype) if record else None
+    first = multistep.PERIOD if settings.method.multistep else 2
+    rec = writer(record, lanes, task.t1, lane.u.shape[-1], task.u0.dtype, first=first) if record else None
 
     def body(state):
         lane, us, rec, i = state
@@ -351,10 +358,9 @@ def integrate(
             trial, new = step(task.p, lane, task.t1, options, jnp.zeros_like(task.t1))
         else:
             tried, idle = follow(mesh, lanes, lane, i)
-            if settings.method.multistep:
-                tried = tried._replace(work=multistep.solution(mesh, lanes, i, n // task.blocks))
             forced = lanes.spread(mesh.stride == 1)
-            trial, new = step(task.p, tried, task.t1, options, jnp.zeros_like(task.t1), forced)
+            known = multistep.solution(mesh, lanes, i, n // task.blocks) if settings.method.multistep else None
+            trial, new = step(task.p, tried, task.t1, options, jnp.zeros_like(task.t1), forced, known)
             code = jnp.where(i >= mesh.size - 1, mesh.code, lane.code)
             new = new._replace(code=jnp.where(idle, code, new.code))
         if m:
@@ -387,7 +393,7 @@ def integrate(
 
 def restart(settings: Settings, task: Task, p, lane: Lane) -> Lane:
     """A lane of a BDF method at a start or after a jump: u and f0 are the state and u' there, dt the step to try."""
-    system = system_of(task, p, (1.0, 1.0)) if task.stages is None else None
+    system = system_of(task, p, (1.0, 1.0))
     u, auto, work = multistep.restart(settings.method, system, lane.u, lane.f0, lane.dt, lane.t, task.blocks)
     return lane._replace(u=u, f0=lane.f0[:0], auto=auto, work=work)
 
@@ -414,21 +420,24 @@ def follow(mesh: Record, lanes: Lanes, lane: Lane, i):
 
 
 def stepper(settings: Settings, task: Task, options_axes, lanes: Lanes):
-    """`attempt` for all lanes, as a function of (p, lane, t_stop, options, stop_lo, forced=False)."""
+    """`attempt` for all lanes, as a function of (p, lane, t_stop, options, stop_lo, forced=False, known=None)."""
+    method = settings.method
 
-    def one(p, lane, t_stop, options, stop_lo, forced):
-        return attempt(settings, task, p, lane, t_stop, options, stop_lo, forced)
+    def one(p, lane, t_stop, options, stop_lo, forced, known):
+        return attempt(settings, task, p, lane, t_stop, options, stop_lo, forced, known)
 
     def ahead(p, t_stop, options, stop_lo, lane):
-        system = system_of(task, p, (options.abstol, options.reltol))
-        return system, next_step(lane, t_stop, options, stop_lo)[0], t_stop
+        system = system_of(task, p, (1.0, 1.0))
+        return system, lane.u[: lane.u.size // task.blocks], next_step(lane, t_stop, options, stop_lo)[0], t_stop
 
-    mapped = lanes.map(one, (task.p_axes, 0, 0, options_axes, 0, 0))
+    mapped = lanes.map(one, (task.p_axes, 0, 0, options_axes, 0, 0, 0))
 
-    def step(p, lane, t_stop, options, stop_lo, forced=None):
-        if settings.method.multistep and task.stages is None:
-            args = p, t_stop, options, stop_lo
-            lane = multistep.renewed(settings.method, ahead, lanes, (task.p_axes, 0, options_axes, 0), args, lane)
-        return mapped(p, lane, t_stop, options, stop_lo, lanes.spread(jnp.asarray(False)) if forced is None else forced)
+    def step(p, lane, t_stop, options, stop_lo, forced=None, known=None):
+        forced = lanes.spread(jnp.asarray(False)) if forced is None else forced
+        if not method.multistep:
+            return mapped(p, lane, t_stop, options, stop_lo, forced, known)
+        axes, args = (task.p_axes, 0, options_axes, 0), (p, t_stop, options, stop_lo)
+        lane = multistep.renewed(method, ahead, lanes, axes, args, lane, known)
+        return multistep.counted(*mapped(p, lane, t_stop, options, stop_lo, forced, known))
 
     return step

@@ -58,8 +58,9 @@ def cursor(replay: Replay, times, states, stop) -> Lane:
         auto = auto.astype(jnp.int32)
         errors = err1.astype(real), err2.astype(real)
         work = None
-        if method.multistep and replay.task.stages is None:
-            work = no_work(method, system_of(replay.task, p, (1.0, 1.0)), t, u[: method.states(u.size)])
+        if method.multistep:
+            n = method.states(u.size // replay.task.blocks)
+            work = no_work(method, system_of(replay.task, p, (1.0, 1.0)), t, u[:n])
         return Lane(t, t_lo, u, f0, dt, *errors, zero, zero, zero, zero, zero, auto, code, work)
 
     return replay.lanes.map(one, (replay.task.p_axes, 0, 0, 0))(replay.task.p, times, states, stop)

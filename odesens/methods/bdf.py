@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..extension import vary, varying_axes, while_loop
+from ..extension import while_loop
 from ..status import ReturnCode
 from .explicit import combine
 from .linear import Linear, Mass, by_factors, columns_of, factorise, mass_columns, of_map, solve_exactly
@@ -32,9 +32,8 @@ from .tableaus.bdf import PAST, BdfTableau
 
 ROWS = PAST + 1
 ITERATIONS = 4  # most Newton iterations with a matrix that is kept
-EXACT_ITERATIONS = 12  # most with a new one each
 KAPPA = 0.05  # the iteration's error, in parts of the tolerance
-MOST_AGE, MOST_AGE_J = 20, 50  # steps after which the factors, and J, are renewed in any case
+PERIOD = 16  # steps after which J and factors are renewed in any case; see `Work`
 DRIFT = 0.3  # relative change of c after which the factors are
 ITERATING, CONVERGED, DIVERGED = 0, 1, 2
 
@@ -153,62 +152,57 @@ def leading(tableau: BdfTableau, dt, mode):
 class Work(NamedTuple):
     """What the iteration keeps from step to step.
 
-    columns : of J at the time it was found; factors : of M - c J with that J and the c kept here
-    rate : of convergence, as seen last; age, age_j : accepted steps since factors and J are what they are
-    stale : whether J must be renewed; njacs : how often it was
+    columns : of J when it was found; factors : of M - c J with that J and the c kept here
+    rate : of convergence, as seen last
+    clock : steps since the start; where it is a multiple of `PERIOD` nothing kept is used, so that a solve that is taken
+        up there again finds the same
+    own : whether J was found for the step that is tried; stale : whether it must be; njacs : how often it was found
     """
 
     columns: Any
     factors: Any
     c: Any
     rate: Any
-    age: Any
-    age_j: Any
+    clock: Any
+    own: Any
     stale: Any
     njacs: Any
 
 
-class Known(NamedTuple):
-    """The solution of a step that was recorded, as a guess, or where `final` as the solution."""
-
-    value: Any
-    final: Any
-
-
-def empty(linear: Linear, mass: Mass | None, jacobian: Callable, t, u, tol) -> Work:
+def empty(linear: Linear, jacobian: Callable, t, u) -> Work:
     """Nothing yet: the first step finds everything; `jacobian(t, u)` is used for shapes alone."""
-    real = jnp.finfo(u.dtype).dtype
-    zero, one = jnp.zeros((), jnp.int32), jnp.ones((), real)
+    one, zero, no = jnp.ones((), jnp.finfo(u.dtype).dtype), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
 
     def shapes(t, u):
-        if linear.kind == "krylov":
-            return (), ()
         columns = columns_of(linear, jacobian(t, u), u.size, u.dtype)
         return columns, factorise(linear, columns)
 
-    columns, factors = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(shapes, t, u))
-    return Work(columns, factors, one, one, zero, zero, jnp.asarray(linear.kind != "krylov"), zero)
+    kept = ((), ()) if linear.kind == "krylov" else jax.eval_shape(shapes, t, u)
+    columns, factors = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kept)
+    return Work(columns, factors, one, one, zero, no, no, zero)
 
 
 def wants(work: Work, c):
     """Whether J and whether the factors are to be renewed for a step with this c."""
-    new_j = work.stale | (work.age_j >= MOST_AGE_J)
-    off = jnp.abs(c.astype(work.c.dtype) / work.c - 1) > DRIFT
-    return new_j, new_j | off | (work.age >= MOST_AGE)
+    new_j = work.stale | (work.clock % PERIOD == 0)
+    return new_j, new_j | (jnp.abs(c.astype(work.c.dtype) / work.c - 1) > DRIFT)
 
 
 def renew_jacobian(linear: Linear, jacobian: Callable, t1, guess, work: Work) -> Work:
-    zero = jnp.zeros_like(work.age)
     columns = columns_of(linear, jacobian(t1, guess), guess.size, guess.dtype)
-    return work._replace(columns=columns, age_j=zero, stale=jnp.zeros_like(work.stale), njacs=work.njacs + 1)
+    yes = jnp.ones_like(work.own)
+    return work._replace(columns=columns, own=yes, stale=~yes, njacs=work.njacs + 1)
 
 
 def renew_factors(linear: Linear, mass: Mass | None, c, work: Work) -> Work:
-    columns = work.columns
-    m = jnp.asarray(mass_columns(linear, mass, columns.shape[0]), columns.dtype)
+    m = jnp.asarray(mass_columns(linear, mass, work.columns.shape[0]), work.columns.dtype)
     c = c.astype(work.c.dtype)
-    factors = factorise(linear, m - c * columns)
-    return work._replace(factors=factors, c=c, age=jnp.zeros_like(work.age), rate=jnp.ones_like(work.rate))
+    return work._replace(factors=factorise(linear, m - c * work.columns), c=c, rate=jnp.ones_like(work.rate))
+
+
+def outdated(work: Work):
+    """Whether a failure of the iteration may be due to a matrix of other steps."""
+    return ~work.own if jax.tree.leaves(work.columns) else jnp.zeros_like(work.own)
 
 
 # ---------------------------------------------------------------- solving the equation
@@ -222,10 +216,11 @@ class Newton(NamedTuple):
     state: Any
 
 
-def _norms(u, tol):
-    abstol, reltol = tol
-    scale = jnp.maximum(abstol + reltol * jnp.abs(u), jnp.finfo(u.dtype).tiny)
-    return lambda d: jnp.sqrt(jnp.mean(jnp.square(d / scale))) if d.size else jnp.zeros((), d.dtype)
+class Known(NamedTuple):
+    """The solution of a step that was recorded, and whether it is to be taken as that."""
+
+    value: Any
+    final: Any
 
 
 def _residual(mass: Mass | None, f: Callable, t1, eq: Equation):
@@ -233,11 +228,13 @@ def _residual(mass: Mass | None, f: Callable, t1, eq: Equation):
     return lambda v: weigh(eq.base - v) + eq.c * f(t1, v)
 
 
-def iterate(linear: Linear, mass: Mass | None, system, t1, u, eq: Equation, work: Work):
+def iterate(linear: Linear, mass: Mass | None, system, t1, u, eq: Equation, work: Work, known: Known | None):
     """v by simplified Newton iterations with the matrix that is kept: v, code, iterations, work."""
-    residual, norm = _residual(mass, system.f, t1, eq), _norms(u, system.tol)
-    krylov = linear.kind == "krylov"
-    if krylov:
+    residual = _residual(mass, system.f, t1, eq)
+    abstol, reltol = system.tol
+    scale = jnp.maximum(abstol + reltol * jnp.abs(u), jnp.finfo(u.dtype).tiny)
+    norm = lambda d: jnp.sqrt(jnp.mean(jnp.square(d / scale))) if d.size else jnp.zeros((), d.dtype)
+    if linear.kind == "krylov":
         jacobian = system.jacobian(t1, eq.guess)
         weigh = (lambda x: x) if mass is None else mass.times
         solver = of_map(linear, lambda x: weigh(x) - eq.c * jacobian.times(x), u.size, u.dtype)
@@ -257,55 +254,25 @@ def iterate(linear: Linear, mass: Mass | None, system, t1, u, eq: Equation, work
         return Newton(it.v + change, size, rate, it.count + 1, state)
 
     zero = jnp.zeros((), jnp.int32)
-    start = Newton(eq.guess, jnp.zeros_like(work.rate), work.rate, zero, zero)
+    begin, guess = zero, eq.guess
+    if known is not None:
+        begin = jnp.where(known.final, CONVERGED, ITERATING).astype(jnp.int32)
+        guess = jnp.where(known.final, known.value, guess)
+    start = Newton(guess, jnp.zeros_like(work.rate), work.rate, zero, begin)
     end = while_loop(lambda it: it.state == ITERATING, body, start)
     code = jnp.where(end.state == CONVERGED, 0, int(ReturnCode.NewtonFailure))
-    code = jnp.where(solver.ok, code, int(ReturnCode.SingularMatrix))
+    regular = solver.ok if known is None else solver.ok | known.final
+    code = jnp.where(regular, code, int(ReturnCode.SingularMatrix))
     return end.v, code, end.count, work._replace(rate=end.rate)
 
 
-def solve(linear: Linear, mass: Mass | None, system, t1, u, eq: Equation, known: Known | None):
-    """v with derivatives of every order, by the implicit function theorem where it is `known` or found: v, code."""
-    norm = _norms(u, system.tol)
-    residual = _residual(mass, system.f, t1, eq)
-    weigh = (lambda x: x) if mass is None else mass.times
-    eps = jnp.finfo(u.dtype).eps
-
-    def found(residual, v):
-        """Newton's method, to rounding."""
-
-        def body(it: Newton) -> Newton:
-            jacobian = system.jacobian(t1, it.v)
-            if jacobian.matrix is None:
-                solver = of_map(linear, lambda x: weigh(x) - eq.c * jacobian.times(x), u.size, u.dtype)
-            else:
-                m = jnp.asarray(mass_columns(linear, mass, u.size), u.dtype)
-                solver = by_factors(linear, factorise(linear, m - eq.c * jacobian.matrix))
-            change = solver.solve(residual(it.v))
-            size = norm(change)
-            stalls = (it.count > 0) & (size >= 0.5 * it.size)
-            done = (size <= 1e-10) | (jnp.all(jnp.abs(change) <= 4 * eps * jnp.abs(it.v))) | (stalls & (size <= KAPPA))
-            over = ~jnp.isfinite(size) | (it.count + 1 >= EXACT_ITERATIONS)
-            state = jnp.where(done, CONVERGED, jnp.where(over, DIVERGED, ITERATING)).astype(jnp.int32)
-            return Newton(it.v + change, size, it.rate, it.count + 1, state)
-
-        zero, none = jnp.zeros((), jnp.int32), jnp.zeros((), u.dtype)
-        begin = zero if known is None else jnp.where(known.final, CONVERGED, ITERATING).astype(jnp.int32)
-        start = Newton(v, none, none, zero, begin)
-        start = vary(start, varying_axes(*jax.tree.leaves((start, residual(v)))))
-        return jax.lax.while_loop(lambda it: it.state == ITERATING, body, start)
+def linearise(linear: Linear, mass: Mass | None, system, t1, eq: Equation, v):
+    """The solution v as a function with derivatives of every order, by the implicit function theorem."""
 
     def linearised(times, b):
-        return solve_exactly(times, of_map(linear, times, u.size, u.dtype), b)
+        return solve_exactly(times, of_map(linear, times, b.size, b.dtype), b)
 
-    guess = eq.guess if known is None else jnp.where(known.final, known.value, eq.guess)
-    guess = jax.lax.stop_gradient(guess)
-    if known is not None and known.final is True:
-        code, only = jnp.zeros((), jnp.int32), lambda residual, v: v
-    else:
-        state = jax.lax.stop_gradient(found(residual, guess).state)
-        code, only = jnp.where(state == CONVERGED, 0, int(ReturnCode.NewtonFailure)), lambda g, v: found(g, v).v
-    return jax.lax.custom_root(residual, guess, only, linearised), code
+    return jax.lax.custom_root(_residual(mass, system.f, t1, eq), v, lambda _, v: v, linearised)
 
 
 # ---------------------------------------------------------------- order and step size

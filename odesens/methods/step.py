@@ -130,9 +130,9 @@ class Stages(NamedTuple):
 def stages(method: Method, system: System, t, t_lo, u, dt, known, t_stop, mode, *, exact: bool = True) -> Stages:
     """The main stages of a step from (t + t_lo, u).
 
-    known is the first one of an explicit method, and may be None; of a BDF method its `bdf.Work`, or, with `exact`, the
-    solution of the step as a `bdf.Known` or None. With `exact`, implicit stages have derivatives of every order, by the
-    implicit function theorem.
+    known is the first one of an explicit method, or None; of a BDF method its `bdf.Work` with a `bdf.Known` or None, with
+    `exact` the solution itself. With `exact`, implicit stages have derivatives of every order, by the implicit
+    function theorem.
     """
     tableau = method.tableau
     if isinstance(tableau, Tableau):
@@ -203,12 +203,11 @@ def _multistep(method: Method, system: System, t, t_lo, z, dt, known, t_stop, mo
     own, inner = _real_parts(method, system, z.dtype)
     split, join = parts_of(z.dtype)
     t1, eq, u = _equation(method, t, t_lo, z, dt, t_stop, mode)
-    args = own.linear, own.mass, inner, t1, u, eq
     if exact:
-        known = None if known is None else known._replace(value=split(known.value))
-        v, code = bdf.solve(*args, known)
-        return Stages(join(v)[None], code=code)
-    v, code, count, work = bdf.iterate(*args, known)
+        return Stages(join(bdf.linearise(own.linear, own.mass, inner, t1, eq, split(known)))[None])
+    work, solution = known
+    solution = None if solution is None else solution._replace(value=split(solution.value))
+    v, code, count, work = bdf.iterate(own.linear, own.mass, inner, t1, u, eq, work, solution)
     code = jnp.where(_solved(method, v), code, int(ReturnCode.NewtonFailure))
     return Stages(join(v)[None], code=code, nf=count, work=work)
 
@@ -232,7 +231,7 @@ def renewal(method: Method, system: System, t, t_lo, z, dt, t_stop, mode):
 def no_work(method: Method, system: System, t, u):
     """What a BDF step is given where none went before it."""
     own, inner = _real_parts(method, system, u.dtype)
-    return bdf.empty(own.linear, own.mass, inner.jacobian, t, parts_of(u.dtype)[0](u), inner.tol)
+    return bdf.empty(own.linear, inner.jacobian, t, parts_of(u.dtype)[0](u))
 
 
 def remember(method: Method, u, slope, dt, blocks: int):
@@ -253,7 +252,8 @@ def plan(method: Method, z, dt, k, abstol, reltol, controlled, auto) -> bdf.Plan
     judged = jnp.stack([x[:n] for x in bdf.estimates(method.tableau, z, dt, k, mode)])
     blocks = (z.size - bdf.ROWS * size) // bdf.PAST
     shape = (-1, size // max(blocks, 1))
-    norm = scaled_norm(rows[0][:n].reshape(shape), k[0, :n].reshape(shape), abstol, reltol)
+    of_blocks = lambda tol: tol if jnp.ndim(tol) == 0 else tol[:n].reshape(shape)
+    norm = scaled_norm(rows[0][:n].reshape(shape), k[0, :n].reshape(shape), of_blocks(abstol), of_blocks(reltol))
     norms = [norm(x.reshape(shape)) for x in judged]
     return bdf.plan(method.tableau, norms, mode, auto % AUTO, ages[1] == 0)
 

@@ -141,7 +141,8 @@ def augmented_task(flow: Flow) -> tuple[Task, Options]:
     if flow.order == 0:
         task = task._replace(system=lambda params, tol: flow.system(params["p"], params["aux"], tol))
     elif flow.settings.method.implicit:
-        task = task._replace(stages=augmented_stages(flow), velocity=augmented_velocity(flow))
+        base = lambda params, tol: flow.system(params["p"], params["aux"], tol)
+        task = task._replace(stages=augmented_stages(flow), velocity=augmented_velocity(flow), system=base)
     repeat = lambda tol: tol if tol.shape[-1:] != flow.u0.shape[-1:] else jnp.tile(tol, 2**flow.order)
     options = flow.options._replace(reltol=repeat(flow.options.reltol), abstol=repeat(flow.options.abstol))
     return task, options

@@ -21,7 +21,6 @@ from ..extension import compiled_whole, count_down, vary, varying_axes, while_lo
 from ..integrate.loop import Result, direction, integrate
 from ..integrate.record import Record, Steps, rows_for
 from ..integrate.replay import Replay, backwards, reached, steps_at, theta_in
-from ..methods import bdf
 from ..methods import step as one_step
 from ..methods.step import mode_of
 from . import jacobians
@@ -237,7 +236,7 @@ def _stages(flow: Flow, params, u, p, times, t1, after=None, *, extra: bool):
     after (N,): the recorded state after a BDF step, which has its solution.
     """
     t, t_lo, dt, auto = times
-    known = None if after is None else bdf.Known(after[: flow.settings.method.states(after.size)], True)
+    known = None if after is None else after[: flow.settings.method.states(after.size)]
     k = flow.stages(p, params["aux"], params["tol"], t, t_lo, u, dt, t1, mode_of(auto), known)
     if not extra:
         return k
