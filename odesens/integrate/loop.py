@@ -346,6 +346,8 @@ def integrate(
     step = stepper(settings, task, options_axes, lanes)
     m, n = task.ts.shape[-1], task.u0.shape[-1]
     if settings.method.multistep:
+        if mesh is not None:
+            lane = lane._replace(dt=lanes.row(mesh.times, 0)[..., 2])
         lane = lanes.map(lambda p, lane: restart(settings, task, p, lane), (task.p_axes, 0))(task.p, lane)
     at_start = (task.ts == task.t0[..., None])[..., None]
     us = jnp.where(at_start, task.u0[..., None, :], jnp.asarray(jnp.nan, task.u0.dtype))

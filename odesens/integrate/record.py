@@ -103,16 +103,9 @@ def row_times(lane):
 def writer(rows: int, lanes: Lanes, t, n: int, dtype, stride=1, first: int = 2) -> Writer:
     """Empty buffers for `rows` rows of states (n,), a multiple of `first` where they may have to be thinned."""
     axis = () if lanes.size is None else (lanes.size,)
-    stride = jnp.asarray(stride, jnp.int32)
+    zero, stride, later = (jnp.asarray(x, jnp.int32) for x in (0, stride, first))
     times = jnp.zeros((rows, *axis, FIELDS), t.dtype)
-    return Writer(
-        times,
-        jnp.zeros((rows, *axis, n), dtype),
-        jnp.zeros((), jnp.int32),
-        stride,
-        stride,
-        jnp.asarray(first, jnp.int32),
-    )
+    return Writer(times, jnp.zeros((rows, *axis, n), dtype), zero, stride, stride, later)
 
 
 class Steps(NamedTuple):

@@ -72,9 +72,11 @@ def between(replay: Replay, times, states, stop, stride):
     lane = cursor(replay, times, states, stop)
     rows = writer(replay.chunk, replay.lanes, stop, states.shape[-1], states.dtype, stride)
 
+    exactly = replay.settings.method.multistep
+
     def body(state):
         lane, rows = state
-        trial, new = step(replay.task.p, lane, stop[..., 0], replay.options, stop[..., 1])
+        trial, new = onward(step, replay.task.p, lane, stop, replay.task.t1, replay.options, exactly)
         return new, rows.write(lane).advance(trial.accepted)
 
     def going(state):
@@ -84,6 +86,19 @@ def between(replay: Replay, times, states, stop, stride):
     axes = varying_axes(*jax.tree.leaves((lane, stop, stride, replay.task.p)))
     _, rows = while_loop(going, body, vary((lane, rows), axes))
     return rows.times, rows.states, rows.row
+
+
+def onward(step, p, lane: Lane, stop, t1, options: Options, exactly: bool):
+    """A step towards `stop`, cut there; or, where steps have to be the recorded ones `exactly`, towards the end t1.
+
+    One that was rejected before the step to `stop` must be rejected again, as that may have changed the order.
+    """
+    if not exactly:
+        return step(p, lane, stop[..., 0], options, stop[..., 1])
+    trial, new = step(p, lane, t1, options, jnp.zeros_like(t1))
+    left = (stop[..., 0] - new.t) + (stop[..., 1] - new.t_lo)
+    there = trial.accepted & (left * jnp.sign(trial.dt) <= 1e-6 * jnp.abs(trial.dt))
+    return trial, new._replace(code=jnp.where(there, ReturnCode.Success, new.code).astype(jnp.int32))
 
 
 class Stack(NamedTuple):
@@ -194,7 +209,8 @@ def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
     stop = times[after, :2]
     start = times[row]
     found_times = jnp.concatenate([start[:, :2], elapsed(start, stop)[:, None], start[:, 5:]], axis=1)
-    found, following = states[row], states[after] if replay.settings.method.multistep else None
+    multistep = replay.settings.method.multistep
+    found, following = states[row], states[after] if multistep else None
     if replay.strided:
         one = replay._replace(lanes=Lanes(ts.shape[0]), task=replay.task._replace(p=p, p_axes=None))
         step = stepper(replay.settings, one.task, None, one.lanes)
@@ -204,7 +220,7 @@ def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
 
         def body(state):
             lane, at, u, end = state
-            trial, new = step(p, lane, stop[:, 0], options, stop[:, 1])
+            trial, new = onward(step, p, lane, stop, jnp.full_like(stop[:, 0], t1), options, multistep)
             here = jnp.stack([lane.t, lane.t_lo, trial.dt, lane.auto.astype(lane.t.dtype)], axis=-1)
             passed = trial.accepted & (sign * ((ts - trial.t) - trial.t_lo) <= 0)
             at = jnp.where(trial.accepted[:, None], here, at)

@@ -34,6 +34,7 @@ ROWS = PAST + 1
 ITERATIONS = 4  # most Newton iterations with a matrix that is kept
 KAPPA = 0.05  # the iteration's error, in parts of the tolerance
 PERIOD = 16  # steps after which J and factors are renewed in any case; see `Work`
+LEVELS, LEVEL_RANGE = 16, (-64, 256)  # factors of the step size are 2^(i/16)
 DRIFT = 0.3  # relative change of c after which the factors are
 ITERATING, CONVERGED, DIVERGED = 0, 1, 2
 
@@ -84,6 +85,18 @@ def advance(z, dt, k):
     tail = jnp.concatenate([ages[None], jnp.zeros((blocks - 1, PAST), ages.dtype)]) if blocks > 1 else ages[None]
     parts = [x.reshape(blocks, -1) for x in (k[0], *rows[:-1])]
     return jnp.concatenate([*parts, tail.astype(z.dtype)], axis=1).reshape(-1)
+
+
+def follows(z, dt, after):
+    """Whether z (2^k, N) and a step of length dt lead to the past that `after` (2^k, N) has; see `sensitivity`.
+
+    Steps that were made again from a checkpoint are the recorded ones but for rounding; should a decision turn on
+    that, the adjoint of the recorded past would be given to another one.
+    """
+    start = z.shape[1] - PAST
+    old, new = jnp.real(z[0, start:]), jnp.real(after[0, start:])
+    expected = dt.astype(old.dtype) + jnp.concatenate([jnp.zeros_like(old[:1]), old[:-1]])
+    return (dt == 0) | jnp.all(jnp.abs(new - expected) <= 1e-3 * jnp.max(jnp.abs(expected)))
 
 
 # ---------------------------------------------------------------- coefficients
@@ -154,8 +167,8 @@ class Work(NamedTuple):
 
     columns : of J when it was found; factors : of M - c J with that J and the c kept here
     rate : of convergence, as seen last
-    clock : steps since the start; where it is a multiple of `PERIOD` nothing kept is used, so that a solve that is taken
-        up there again finds the same
+    clock : steps since the start; where it is a multiple of `PERIOD` nothing kept is used, so that a solve that is
+        taken up there again finds the same
     own : whether J was found for the step that is tried; stale : whether it must be; njacs : how often it was found
     """
 
@@ -323,4 +336,11 @@ def plan(tableau: BdfTableau, norms, mode, count, first) -> Plan:
     fewer = (mode > 1) & (lower < same)
     retry_mode = jnp.where(fewer, mode - 1, mode)
     retry = jnp.clip(jnp.where(fewer, eta(lower, q - 1, 6.0), stay), 0.1, 0.9)
-    return Plan(same, factor, new, count, retry, retry_mode)
+    return Plan(same, rounded_down(factor), new, count, rounded_down(retry), retry_mode)
+
+
+def rounded_down(factor):
+    """The next lower of the numbers 2^(i/16): a step size is the same whatever the rounding errors of an estimate."""
+    index = jnp.floor(LEVELS * jnp.log2(jnp.where(jnp.isfinite(factor), factor, 0.1)) + 1e-6).astype(jnp.int32)
+    low, high = LEVEL_RANGE
+    return jnp.asarray(2.0 ** (np.arange(low, high) / LEVELS), factor.dtype)[jnp.clip(index, low, high - 1) - low]

@@ -130,8 +130,8 @@ class Stages(NamedTuple):
 def stages(method: Method, system: System, t, t_lo, u, dt, known, t_stop, mode, *, exact: bool = True) -> Stages:
     """The main stages of a step from (t + t_lo, u).
 
-    known is the first one of an explicit method, or None; of a BDF method its `bdf.Work` with a `bdf.Known` or None, with
-    `exact` the solution itself. With `exact`, implicit stages have derivatives of every order, by the implicit
+    known is the first one of an explicit method, or None; of a BDF method its `bdf.Work` with a `bdf.Known` or None,
+    with `exact` the solution itself. With `exact`, implicit stages have derivatives of every order, by the implicit
     function theorem.
     """
     tableau = method.tableau

@@ -21,6 +21,7 @@ from ..extension import compiled_whole, count_down, vary, varying_axes, while_lo
 from ..integrate.loop import Result, direction, integrate
 from ..integrate.record import Record, Steps, rows_for
 from ..integrate.replay import Replay, backwards, reached, steps_at, theta_in
+from ..methods import bdf
 from ..methods import step as one_step
 from ..methods.step import mode_of
 from . import jacobians
@@ -83,7 +84,13 @@ def sweep(flow: Flow, record: Record, w, engine):
         steps = steps._replace(states=steps.states.reshape(*steps.states.shape[:-1], blocks, size))
         if steps.last is not None:
             steps = steps._replace(last=steps.last.reshape(*steps.last.shape[:-1], blocks, size))
-        return engine.pull(steps, w, *carry)
+        lam, *rest = engine.pull(steps, w, *carry)
+        if steps.last is not None:
+            end = jnp.maximum(steps.count - 1, 0)
+            here = lanes.row(steps.states, end), lanes.row(steps.times, end)[..., 2], steps.last
+            ok = lanes.map(bdf.follows)(*here) | (steps.count == 0)
+            lam = jnp.where(ok[..., None, None], lam, jnp.nan)
+        return lam, *rest
 
     carry = (lam, engine.zero(), left)
     carry = vary(carry, varying_axes(*jax.tree.leaves((carry, w, flow.params))))
