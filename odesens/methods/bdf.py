@@ -18,6 +18,7 @@ when a matrix is renewed and for how order and step size are chosen.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +35,7 @@ ROWS = PAST + 1
 ITERATIONS = 4  # most Newton iterations with a matrix that is kept
 KAPPA = 0.05  # the iteration's error, in parts of the tolerance
 PERIOD = 16  # steps after which J and factors are renewed in any case; see `Work`
+INEXACT = 1e-4  # relative residual of GMRES that an iteration needs, being one itself
 LEVELS, LEVEL_RANGE = 16, (-64, 256)  # factors of the step size are 2^(i/16)
 DRIFT = 0.3  # relative change of c after which the factors are
 ITERATING, CONVERGED, DIVERGED = 0, 1, 2
@@ -250,7 +252,8 @@ def iterate(linear: Linear, mass: Mass | None, system, t1, u, eq: Equation, work
     if linear.kind == "krylov":
         jacobian = system.jacobian(t1, eq.guess)
         weigh = (lambda x: x) if mass is None else mass.times
-        solver = of_map(linear, lambda x: weigh(x) - eq.c * jacobian.times(x), u.size, u.dtype)
+        loose = replace(linear, rtol=max(linear.rtol, INEXACT))
+        solver = of_map(loose, lambda x: weigh(x) - eq.c * jacobian.times(x), u.size, u.dtype)
         gain = jnp.ones((), u.dtype)
     else:
         solver = by_factors(linear, work.factors)

@@ -245,13 +245,13 @@ def present(method: Method, z, size: int):
 
 
 def plan(method: Method, z, dt, k, abstol, reltol, controlled, auto) -> bdf.Plan:
-    """How a BDF step is judged and what comes after it; the leading `controlled` blocks count, all where None."""
+    """How a BDF step is judged and what comes after it: by the first block where `controlled` is its size, else by all."""
     size, mode = k.shape[-1], mode_of(auto)
     rows, ages = bdf.read(z, size)
     n = controlled or size
     judged = jnp.stack([x[:n] for x in bdf.estimates(method.tableau, z, dt, k, mode)])
     blocks = (z.size - bdf.ROWS * size) // bdf.PAST
-    shape = (-1, size // max(blocks, 1))
+    shape = (blocks if controlled is None else 1, -1)
     of_blocks = lambda tol: tol if jnp.ndim(tol) == 0 else tol[:n].reshape(shape)
     norm = scaled_norm(rows[0][:n].reshape(shape), k[0, :n].reshape(shape), of_blocks(abstol), of_blocks(reltol))
     norms = [norm(x.reshape(shape)) for x in judged]
