@@ -245,7 +245,7 @@ def present(method: Method, z, size: int):
 
 
 def plan(method: Method, z, dt, k, abstol, reltol, controlled, auto) -> bdf.Plan:
-    """How a BDF step is judged and what comes after it: by the first block where `controlled` is its size, else by all."""
+    """How a BDF step is judged and what follows: by the first block where `controlled` is its size, else by all."""
     size, mode = k.shape[-1], mode_of(auto)
     rows, ages = bdf.read(z, size)
     n = controlled or size
