@@ -154,6 +154,7 @@ def peers(n: int) -> dict:
     only = {"what": ("gradient",)}
     ours = {
         "odesens Rodas5P": odesens(n, "Rodas5P"),
+        "odesens FBDF": odesens(n, "FBDF"),
         "odesens Rodas5P DiscreteAdjoint": odesens(n, "Rodas5P", "DiscreteAdjoint", **only),
         "odesens Kvaerno5": odesens(n, "Kvaerno5"),
         "odesens KenCarp4": odesens(n, "KenCarp4"),
@@ -174,7 +175,7 @@ def verdict(points: dict) -> str:
     ours, lines = [name for name in points if name.startswith("odesens")], []
     errors = sorted({*ERRORS["solve"], *ERRORS["gradient"]}, reverse=True)
     for what, column in (("solve", 1), ("gradient", 3)):
-        for mine, names in (("Rodas5P", ["odesens Rodas5P"]), ("best", ours)):
+        for mine, names in (("Rodas5P", ["odesens Rodas5P"]), ("FBDF", ["odesens FBDF"]), ("best", ours)):
             lines.append([f"{what}: {mine}", *harness.ratios(points, names, ["casadi CVODES"], column, errors, 1)])
     return harness.markdown(["odesens by casadi CVODES", *(f"{e:.0e}" for e in errors), "at most"], lines)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from .methods import tableaus
 from .methods.linear import Linear
-from .methods.tableaus import AutoSwitch, EsdirkTableau, RosenbrockTableau, Tableau
+from .methods.tableaus import AutoSwitch, BdfTableau, EsdirkTableau, RosenbrockTableau, Tableau
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class AutoAlgorithm(StiffAlgorithm):
     stiff: StiffAlgorithm | None = None
 
     def __post_init__(self):
-        if not isinstance(self.stiff, StiffAlgorithm) or isinstance(self.stiff, AutoAlgorithm):
+        if not isinstance(self.stiff, (Rosenbrock, Esdirk)):
             raise TypeError(f"switching needs a stiff algorithm such as Rodas5P(), got {self.stiff!r}")
 
     @property
@@ -184,3 +184,49 @@ Kvaerno3 = _class(Esdirk, "Kvaerno3", tableaus.KVAERNO3, "Kvaerno's stiffly accu
 Kvaerno5 = _class(Esdirk, "Kvaerno5", tableaus.KVAERNO5, "Kvaerno's stiffly accurate 5(4) method.")
 KenCarp4 = _class(Esdirk, "KenCarp4", tableaus.KENCARP4, "Kennedy and Carpenter's 4(3) additive method.")
 KenCarp5 = _class(Esdirk, "KenCarp5", tableaus.KENCARP5, "Kennedy and Carpenter's 5(4) additive method.")
+
+
+@dataclass(frozen=True, repr=False)
+class FBDF(StiffAlgorithm):
+    """Backward differentiation formulas of variable order, 1 to 5, and variable step: for large stiff systems.
+
+        M (alpha_q (u1 - P(t + h)) + h P'(t + h)) = h f(t + h, u1),    alpha_q = 1 + 1/2 + .. + 1/q
+
+    with P the polynomial of degree q through the last q + 1 states (fixed leading coefficient). One nonlinear equation
+    a step, by simplified Newton iterations: their matrix M - h/alpha_q J is factored once in many steps, J found once
+    in more still: `sol.stats` has `njacs` and `nfactor`. With GMRES nothing is kept. Order and step size are chosen by
+    the method's own estimates at orders q - 1, q and q + 1, whatever `controller` says; fixed steps begin with order 1.
+    Also for differential-algebraic equations of index 1.
+
+    Parameters
+    ----------
+    linsolve : `LU()` or `GMRES()`; by default LU, within the band where the Jacobian's pattern has a narrow one.
+    max_order : the highest order, 1 to 5
+
+    Notes
+    -----
+    Derivatives are those of the recorded steps, with their sizes and orders frozen, each step's equation linearised at
+    its recorded solution. The backward equations of continuous adjoints, solved in pieces between recorded steps, take
+    `Rodas5P()`, a one-step method.
+
+    Sources: Jackson, Sacks-Davis, ACM TOMS 6 (1980); Brenan, Campbell, Petzold, Numerical Solution of Initial-Value
+    Problems in Differential-Algebraic Equations (1996), section 5.2; Hindmarsh et al., SUNDIALS, ACM TOMS 31 (2005).
+    """
+
+    max_order: int = 5
+
+    def __post_init__(self):
+        super().__post_init__()
+        _bdf(self.max_order)
+
+    @property
+    def tableau(self) -> BdfTableau:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return _bdf(self.max_order)
+
+    def __repr__(self) -> str:
+        given = [] if self.linsolve is None else [f"linsolve={self.linsolve!r}"]
+        return f"FBDF({', '.join([*given, *([f'max_order={self.max_order}'] if self.max_order != 5 else [])])})"
+
+
+def _bdf(order: int) -> BdfTableau:
+    return BdfTableau(order, tableaus.RODAS5P)

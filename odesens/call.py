@@ -25,7 +25,7 @@ from .sensealg import SensitivityAlgorithm
 
 NONE, LANE, SHARED = 0, 1, 2  # a component of A_k's gradient: not wanted, one per lane, the sum over lanes
 RECORD = 4  # arrays of a record
-COUNTS = 4  # accepted and rejected steps, evaluations of f, factorisations
+COUNTS = 5  # accepted and rejected steps, evaluations of f, factorisations, Jacobians
 _OPTIONS = len(Options._fields)
 
 
@@ -152,6 +152,13 @@ class Call:
     def n_values(self) -> int:
         """Results of T_k that have derivatives."""
         return self.n_u if self.spec.events is None else 1 + 3 * self.n_u
+
+    @property
+    def row_size(self) -> int:
+        """Entries of a row of the record, beside its times."""
+        n = self.spec.field.state.size
+        on_mesh = self.spec.sensealg.residual == "mesh" and self.spec.events is None
+        return self.spec.settings.method.memory(n) if on_mesh else n
 
     @property
     def n_linear_results(self) -> int:

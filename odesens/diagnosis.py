@@ -3,13 +3,15 @@
 Owns: the messages of `SolveError`. Must not know: transforms (nothing here runs under one).
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .call import Spec
 from .methods import step
-from .methods.tableaus import RosenbrockTableau
+from .methods.tableaus import BdfTableau, RosenbrockTableau
 from .sensitivity.augment import Flow
 from .status import ReturnCode, SolveError
 
@@ -85,6 +87,8 @@ def _suspect(spec: Spec, flow: Flow, code: int, t, dt, u) -> str:
                 "use an ESDIRK method such as Kvaerno5()"
             )
     mode = jnp.zeros((), jnp.int32)
+    if isinstance(method.tableau, BdfTableau):  # whose steps need a past
+        method = replace(method, tableau=method.tableau.companion)
     system = flow.system(flow.p, flow.aux, tol)
     out = step.stages(method, system, t, jnp.zeros_like(t), u, dt, None, flow.t1, mode, exact=False)
     bad = np.flatnonzero(~np.all(np.isfinite(np.asarray(out.k)), axis=0))

@@ -18,7 +18,7 @@ from .events import functions
 from .extension import vary, varying_axes
 from .integrate import eventful
 from .integrate.lanes import Lanes
-from .integrate.loop import Options, integrate
+from .integrate.loop import Lane, Options, integrate
 from .integrate.record import FIELDS, Record
 from .methods import initial
 from .methods.linear import Mass
@@ -162,13 +162,17 @@ def _solve(call: Call, flow: Flow) -> list:
         code = jnp.where(consistent, lane.code, int(ReturnCode.InitialisationFailure)).astype(jnp.int32)
         lane = lane._replace(code=code)
     if call.has_info:
-        counts = jnp.stack([lane.naccept, lane.nreject, lane.nf, lane.nfactor], axis=-1)
-        out += [lane.code, counts, lane.t, lane.dt, *_leaves(call, lane.u)]
+        out += [lane.code, _counts(lane), lane.t, lane.dt, *_leaves(call, lane.u)]
     if call.emit_record:
         record = result.record if on_mesh else _saves_record(call, flow, result)
         assert record is not None
         out += [*record]
     return out
+
+
+def _counts(lane: Lane):
+    njacs = lane.nfactor if lane.work is None else lane.work.njacs
+    return jnp.stack([lane.naccept, lane.nreject, lane.nf, lane.nfactor, njacs], axis=-1)
 
 
 def _solve_events(call: Call, operands) -> list:
@@ -192,8 +196,7 @@ def _solve_events(call: Call, operands) -> list:
     out = _leaves(call, result.us)
     out += [jnp.where(happened, log.entries[..., 0], jnp.inf), *_leaves(call, log.before), *_leaves(call, log.after)]
     if call.has_info:
-        counts = jnp.stack([lane.naccept, lane.nreject, lane.nf, lane.nfactor], axis=-1)
-        out += [code, counts, lane.t, lane.dt, *_leaves(call, lane.u), kinds, result.mesh]
+        out += [code, _counts(lane), lane.t, lane.dt, *_leaves(call, lane.u), kinds, result.mesh]
     if call.emit_record:
         reached = jnp.broadcast_to(lane.t[..., None, None], (*kinds.shape, 1))
         pad = jnp.zeros((*kinds.shape, FIELDS - 5), reached.dtype)

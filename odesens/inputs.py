@@ -120,7 +120,7 @@ def check_algorithm(alg, what: str, mass: Mass | None) -> algorithms.Algorithm:
         raise TypeError(f"{what} must be an instance: write {alg.__name__}() instead of {alg.__name__}")
     if not isinstance(alg, algorithms.Algorithm):
         raise TypeError(f"{what} must be a method such as Tsit5(), got {alg!r}")
-    stiff = isinstance(alg, (algorithms.Rosenbrock, algorithms.Esdirk))
+    stiff = isinstance(alg, (algorithms.Rosenbrock, algorithms.Esdirk, algorithms.FBDF))
     if mass is not None and mass.singular and not stiff:
         raise ValueError(f"{what}: {alg!r} cannot solve algebraic equations (M is singular): take Rodas5P()")
     return alg

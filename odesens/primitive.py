@@ -112,7 +112,7 @@ def _results(call: Call, operands, typing: Typing) -> list:
         rows = call.record_rows(m)
         out += [
             ((rows, *lane_shape, FIELDS), operands[call.i_t0].dtype, (None, *lane_spec)),
-            ((rows, *lane_shape, state.size), state.dtype, (None, *lane_spec)),
+            ((rows, *lane_shape, call.row_size), state.dtype, (None, *lane_spec)),
             ((2,), jnp.int32, (None,)),
             (lane_shape, jnp.int32, lane_spec),
         ]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .call import RECORD, Call
+from .call import COUNTS, RECORD, Call
 from .events import EventSystem
 from .plotting import time_series
 from .primitive import flow
@@ -94,7 +94,7 @@ class ODESolution:
         self.u = u
         self.events = events
         self._code = code
-        self._counts = counts  # accepted and rejected steps, evaluations of f
+        self._counts = counts  # accepted and rejected steps, evaluations of f, factorisations, Jacobians
         self._operands = operands
         self._record = record
         self._call = call
@@ -119,8 +119,8 @@ class ODESolution:
 
     @property
     def stats(self) -> Stats:
-        naccept, nreject, nf, nfactor = (self._counts[..., i] for i in range(4))
-        return Stats(nf=nf, njacs=nfactor, nfactor=nfactor, naccept=naccept, nreject=nreject)
+        naccept, nreject, nf, nfactor, njacs = (self._counts[..., i] for i in range(COUNTS))
+        return Stats(nf=nf, njacs=njacs, nfactor=nfactor, naccept=naccept, nreject=nreject)
 
     @property
     def retcode(self):

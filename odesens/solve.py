@@ -331,7 +331,7 @@ def _rows(call: Call, head: list, t1, u_tree, record, info) -> ODESolution:
     ts[-1] = t1 if int(info[0]) <= 1 else info[2]
     if len(ts) > 1:
         ts[0] = head[call.i_t0]
-    us = [jax.device_put(x) for x in call.spec.field.state.unpack(states[rows])]
+    us = [jax.device_put(x) for x in call.spec.field.state.unpack(states[rows, : call.spec.field.state.size])]
     head = list(head)
     head[call.i_ts] = ts = jax.device_put(ts)
     given = record if call.spec.sensealg.residual == "mesh" else None

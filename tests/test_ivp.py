@@ -30,6 +30,7 @@ ENDS = [
     (ivp.E5, "KenCarp5", 1e-6),
     (ivp.POLLU, "Rodas5P", 1e-6),
     (ivp.POLLU, "Rodas4", 1e-6),
+    (ivp.POLLU, "FBDF", 1e-6),
     (ivp.PLEIADES, "Rodas5P", 1e-5),
     (ivp.PLEIADES, "Vern9", 1e-5),
     (ivp.RINGMOD, "Rodas5P", 1e-6),
@@ -46,6 +47,7 @@ ENDS = [
     (ivp.CUBIC, "Rodas4", 1e-7),
     (ivp.ROBER_DAE, "Rodas5P", 1e-6),
     (ivp.ROBER_DAE, "KenCarp4", 1e-6),
+    (ivp.ROBER_DAE, "FBDF", 1e-6),
     (ivp.ROOT, "Rodas5P", 1e-7),
     (ivp.BRUSSELATOR, "KenCarp5", 1e-6),
 ]

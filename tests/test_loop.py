@@ -186,7 +186,7 @@ def test_steps_at_given_times_of_a_record_with_idle_rows():
     record = Record(times, jnp.arange(5.0)[:, None], jnp.array([3, 1]), jnp.asarray(0))
     settings = Settings(Method(HEUN), Script(2.0), True, True, 4)
     replay = Replay(settings, task(None, [0.0], 1.0), options(0.1), Options(*[None] * 5), Lanes(None), record)
-    found, states, inside = steps_at(replay, jnp.array([0.0, 0.25, 0.5, 0.75, 1.0, 1.1]))
+    found, states, inside, _ = steps_at(replay, jnp.array([0.0, 0.25, 0.5, 0.75, 1.0, 1.1]))
     np.testing.assert_array_equal(states[:, 0], [0, 0, 2, 2, 3, 3])
     np.testing.assert_allclose(found[:, 2], [0.5, 0.5, 0.5, 0.5, 0, 0])
     np.testing.assert_array_equal(inside, [True] * 5 + [False])

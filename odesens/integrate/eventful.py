@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..events import CONTINUOUS, DISCRETE, SCHEDULED, EventSystem, Functions, rates
 from ..extension import compiled_whole, vary, varying_axes, while_loop
+from ..methods import step as one_step
 from ..status import ReturnCode
 from . import localise
 from .lanes import Lanes
@@ -26,6 +28,7 @@ from .loop import (
     Task,
     direction,
     in_order,
+    restart,
     save,
     start,
     stepper,
@@ -117,7 +120,7 @@ def integrate(
     lane = run.start(params, task.u0, task.t0)
     code = jnp.where(lane.code == ReturnCode.Success, RUNNING, lane.code)
     zero = jnp.zeros_like(lane.saved)
-    lane = lane._replace(saved=zero, code=code.astype(jnp.int32))
+    lane = run.begun(params, lane._replace(saved=zero, code=code.astype(jnp.int32)))
     m, n, most = task.ts.shape[-1], task.u0.shape[-1], system.most
     full = lambda shape, value, dtype: lanes.spread(jnp.full(shape, value, dtype))
     log = Log(
@@ -146,7 +149,7 @@ def integrate(
 
     running = lambda state: jnp.any(state[0].lane.code == RUNNING)
     walk, new, log = compiled_whole(lambda state: while_loop(running, piece, state), state)
-    lane = walk.lane
+    lane = walk.lane._replace(u=run.state(walk.lane.u))
     if not m:
         return Result(walk.us, log, lane, walk.mesh)
     # what was not written by a step: saves at an event at the very end, and those after a solve that was ended
@@ -190,6 +193,17 @@ class Run(NamedTuple):
             params, u, t, task.t1, task.ts, self.options
         )
 
+    def state(self, z):
+        """The states (.., n) of what a method carries."""
+        return one_step.present(self.settings.method, z, self.task.u0.shape[-1])
+
+    def begun(self, params, lane: Lane) -> Lane:
+        """The lanes that `start` gives, ready for a first step."""
+        if not self.settings.method.multistep:
+            return lane
+        one = lambda p, lane: restart(self.settings, self.task, p, lane)
+        return self.lanes.map(one, (self.task.p_axes, 0))(params, lane)
+
     def conditions(self, params) -> Callable:
         return lambda t, u: self.functions.conditions(t, u, params["p"], params["aux"])
 
@@ -197,7 +211,7 @@ class Run(NamedTuple):
         """The conditions' signs, those of a zero `at_root` (c,) by where the solution goes from there."""
 
         def one(p, lane, at_root):
-            g, rate = rates(self.conditions(p), velocity_of(self.settings, self.task, p), lane.t, lane.u)
+            g, rate = rates(self.conditions(p), velocity_of(self.settings, self.task, p), lane.t, self.state(lane.u))
             return localise.signs_after(g, rate, at_root, lane.t, lane.dt)
 
         return self.lanes.map(one, (self.task.p_axes, 0, 0))(params, lane, at_root)
@@ -278,24 +292,13 @@ class Run(NamedTuple):
         nowhere = jnp.zeros_like(found.which)
 
         def back():
-            def root(p, lane, trial, k, found, options):
-                own = self.conditions(p)
-                return localise.root(self.settings, task, p, own, self.system, lane, trial, k, found, options)
-
-            axes = (task.p_axes, 0, 0, 0, 0, self.options_axes)
-            h, count = lanes.map(root, axes)(params, s.lane, trial, k, found, self.options)
-            stop, stop_lo = two_sum(s.lane.t, s.lane.t_lo + h)
-            tried = s.lane._replace(dt=jnp.where(event, h, s.lane.dt))
-            again, after = step(params, tried, stop, self.options, stop_lo, event)
-            extra = new.nf - s.lane.nf + count * self.settings.tableau.stages
-            # of a full step's error more is known about the next one than of a part's
-            after = after._replace(nf=after.nf + extra, dt=jnp.where(again.accepted, new.dt, after.dt))
+            again, after = self.refine(step, params, s, trial, new, k, found, event)
 
             def fired(p, lane, found, h):
-                g, rate = rates(self.conditions(p), velocity_of(self.settings, task, p), lane.t, lane.u)
+                g, rate = rates(self.conditions(p), velocity_of(self.settings, task, p), lane.t, self.state(lane.u))
                 return localise.at_root(g, rate, found, lane.t, h)
 
-            which = lanes.map(fired, (task.p_axes, 0, 0, 0))(params, after, found, h)
+            which = lanes.map(fired, (task.p_axes, 0, 0, 0))(params, after, found, again.dt)
             which = which & (event & again.accepted)[..., None]
             pick = lambda a, b: jnp.where(event.reshape(*event.shape, *(1,) * (a.ndim - event.ndim)), a, b)
             return jax.tree.map(pick, (again, after), (trial, new)), which
@@ -303,6 +306,36 @@ class Run(NamedTuple):
         (trial, new), fired = jax.lax.cond(jnp.any(event), back, lambda: ((trial, new), nowhere))
         stays = event & ~trial.accepted  # the shorter step failed: nothing was seen
         return trial, new, jnp.where(stays[..., None], s.signs, ends), fired
+
+    def refine(self, step: Callable, params, s: Walk, trial, new, k, found, event):
+        """The step of each lane with an `event` taken up to its first root; the attempt and the lanes after it."""
+        lanes, task = self.lanes, self.task
+        boolean = localise.kinds_of(self.system, "boolean")
+        begin = lambda p, *args: localise.begin(self.settings.method, self.conditions(p), *args)
+        search = lanes.map(begin, (task.p_axes, 0, 0, 0, 0))(params, s.lane, trial, k, found)
+        search = search._replace(h=jnp.where(event, search.h, trial.dt), done=~event)
+
+        def improve(p, found, search, t, u):
+            velocity = velocity_of(self.settings, task, p)
+            return localise.improve(self.conditions(p), velocity, boolean, found, search, t, u)
+
+        def body(state):
+            search, _, last, count = state
+            tried = s.lane._replace(dt=search.h)
+            stop, stop_lo = two_sum(s.lane.t, s.lane.t_lo + search.h)
+            again, after = step(params, tried, stop, self.options, stop_lo, event)
+            better = lanes.map(improve, (task.p_axes, 0, 0, 0, 0))(params, found, search, again.t, self.state(again.u1))
+            better = better._replace(done=better.done | search.done | ~again.accepted)
+            return better, again, after._replace(nf=last.nf + (after.nf - s.lane.nf)), count + 1
+
+        def going(state):
+            most = localise.HALVINGS if np.any(boolean) else localise.POLISH
+            return jnp.any(~state[0].done) & (state[3] < most)
+
+        state = (search, trial, new, jnp.zeros((), jnp.int32))
+        _, again, after, _ = while_loop(going, body, state)
+        # of a full step's error more is known about the next one than of a part's
+        return again, after._replace(dt=jnp.where(again.accepted, new.dt, after.dt))
 
     def happening(self, params, s: Walk, plans: Plan, trial, new, fired, due):
         """What is to happen at the end of this step ([lanes], kinds)."""
@@ -312,7 +345,7 @@ class Run(NamedTuple):
             columns[i] = fired[..., j]
         if self.system.of(DISCRETE):
             when = lambda p, t, u: self.functions.whens(t, u, p["p"], p["aux"])
-            whens = lanes.map(when, (self.task.p_axes, 0, 0))(params, new.t, new.u)
+            whens = lanes.map(when, (self.task.p_axes, 0, 0))(params, new.t, self.state(new.u))
             for j, i in enumerate(self.system.of(DISCRETE)):
                 columns[i] = whens[..., j] & trial.accepted & (trial.dt != 0)
         if self.known:
@@ -339,8 +372,8 @@ class Run(NamedTuple):
             put = lambda buffer, x: self.put(buffer, log.count, x, happens)
             log = Log(
                 put(log.entries, entry),
-                put(log.before, lane.u),
-                put(log.after, after.u),
+                put(log.before, self.state(lane.u)),
+                put(log.after, self.state(after.u)),
                 log.count + happens.astype(jnp.int32),
             )
             code = jnp.where(full, ReturnCode.EventLimit, lane.code).astype(jnp.int32)
@@ -378,7 +411,7 @@ class Run(NamedTuple):
             beyond = jnp.nextafter(jnp.nextafter(lane.t, end), end)
             beyond = jnp.where(direction(t0, t1) * (beyond - t1) > 0, t1, beyond)
             t = jnp.where(pick("open"), beyond, lane.t)
-            u, new = self.functions.affect(kind, lane.t, lane.u, p["p"], p["aux"])
+            u, new = self.functions.affect(kind, lane.t, self.state(lane.u), p["p"], p["aux"])
             ok = jnp.ones((), bool)
             if self.settle is not None:
                 u, ok = self.settle({**p, "p": self.replaced(p["p"], new)}, u, t)
@@ -406,6 +439,9 @@ class Run(NamedTuple):
             nfactor=old.nfactor,
             code=code,
         )
+        lane = self.begun(self.params(new), lane)
+        if lane.work is not None:
+            lane = lane._replace(work=lane.work._replace(njacs=old.work.njacs))
         return lane, new, left, entry
 
     def replaced(self, p: list, new: list) -> list:

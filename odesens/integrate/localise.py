@@ -1,7 +1,7 @@
 """Roots of conditions within a step of one lane: found on the dense output, polished with the true step.
 
 Owns: samples of a step, the first sign change, bisection, Newton's method on the step's own length. Must not know: what
-happens at a root, lanes.
+happens at a root, lanes, how a step is taken.
 
 The dense output brackets the root; its time is then that h for which g(t + h, u(h)) = 0 with u(h) the method's own step
 of length h, so that it is right to rounding and not to the interpolant's error.
@@ -16,10 +16,11 @@ import numpy as np
 
 from ..events import CONTINUOUS, EventSystem, rates
 from ..methods import step as one_step
-from .loop import Lane, Options, Settings, Task, Trial, attempt, two_sum, velocity_of
+from ..methods.step import Method
+from .loop import Lane, Settings, Task, Trial
 
 HALVINGS = 80
-POLISH = 8  # most steps of Newton's method
+POLISH = 8  # most steps of Newton's method; for truth values there are as many as HALVINGS
 ROUNDING = 64  # units of rounding within which the times of two events are one instant
 RESTART = 1000  # units of rounding within which a state just after its event is at the root
 
@@ -59,7 +60,7 @@ def look(
 
     def at(theta):
         u = one_step.interpolate(method, lane.u, trial.dt, k, theta, trial.mode)
-        return jnp.where(theta == 1, trial.u1, u)
+        return jnp.where(theta == 1, one_step.present(method, trial.u1, u.size), u)
 
     ts = [jnp.where(x == 1, trial.t, lane.t + (lane.t_lo + x * trial.dt)) for x in thetas]
     g = jax.vmap(conditions)(jnp.stack(ts), jnp.stack([at(jnp.asarray(x, trial.dt.dtype)) for x in thetas]))
@@ -86,68 +87,64 @@ def look(
     return k, found
 
 
-def root(
-    settings: Settings,
-    task: Task,
-    p,
-    conditions,
-    system: EventSystem,
-    lane: Lane,
-    trial: Trial,
-    k,
-    found: Found,
-    options: Options,
-):
-    """The length of the step that ends at the first root found, and how many steps were tried for it."""
-    method = settings.method
+class Search(NamedTuple):
+    """The search of one lane for the length h of the step that ends at the root, within [low, high] in its direction.
 
-    def changed(g):
-        return found.which & ((g == 0) | (sign_of(g) == -found.before))
+    which : the condition. last : the size of the last change of h. done : whether the step of length h is the one.
+    """
+
+    h: Any
+    low: Any
+    high: Any
+    which: Any
+    last: Any
+    done: Any
+
+
+def begin(method: Method, conditions: Callable, lane: Lane, trial: Trial, k, found: Found) -> Search:
+    """The search from the root of the dense output, within the part of the step that holds it."""
 
     def on_dense(theta):
         u = one_step.interpolate(method, lane.u, trial.dt, k, theta, trial.mode)
-        return changed(conditions(lane.t + (lane.t_lo + theta * trial.dt), u))
+        return has_changed(conditions(lane.t + (lane.t_lo + theta * trial.dt), u), found)
 
-    _, high = bisect(lambda x: jnp.any(on_dense(x)), found.low, found.high, jnp.zeros((), bool))
+    high = bisect(lambda x: jnp.any(on_dense(x)), found.low, found.high)
     which = jnp.argmax(jnp.where(on_dense(high), 1, 0) + jnp.where(found.which, 1, 0)).astype(jnp.int32)
-
-    def step(h):
-        stop, stop_lo = two_sum(lane.t, lane.t_lo + h)
-        tried, _ = attempt(settings, task, p, lane._replace(dt=h), stop, options, stop_lo)
-        return tried.t, tried.u1
-
-    boolean = jnp.take(kinds_of(system, "boolean"), which, mode="clip")
-    velocity = velocity_of(settings, task, p)
     margin = 0.01 * (found.high - found.low)
-    ends = [x * trial.dt for x in (jnp.maximum(found.low - margin, 0), jnp.minimum(found.high + margin, 1))]
-    least, most = jnp.minimum(*ends), jnp.maximum(*ends)
-
-    def polish(state):
-        h, last, count = state
-        g, rate = rates(conditions, velocity, *step(h))
-        pick = lambda x: jnp.take(x, which, mode="clip")
-        slope = pick(rate)
-        change = jnp.where(slope == 0, 0, -pick(g) / jnp.where(slope == 0, 1, slope)).astype(h.dtype)
-        change = jnp.where(jnp.isfinite(change), change, 0)
-        better = jnp.abs(change) < 0.5 * last
-        return jnp.where(better, jnp.clip(h + change, least, most), h), jnp.where(better, jnp.abs(change), 0), count + 1
-
-    def going(state):
-        h, last, count = state
-        return (last > jnp.finfo(h.dtype).eps * jnp.abs(h)) & (count < POLISH) & ~boolean
-
-    zero = jnp.zeros((), jnp.int32)
-    h, _, count = jax.lax.while_loop(going, polish, (high * trial.dt, jnp.abs(trial.dt), zero))
-    if not np.any(kinds_of(system, "boolean")):
-        return h, count
-    exact = lambda x: jnp.any(changed(conditions(*step(x * trial.dt))))
-    low, high = (x / jnp.where(trial.dt == 0, 1, trial.dt) for x in ends)
-    _, theta = bisect(exact, low, high, ~boolean)
-    return jnp.where(boolean, theta * trial.dt, h), count
+    low, most = jnp.maximum(found.low - margin, 0), jnp.minimum(found.high + margin, 1)
+    dt = trial.dt
+    return Search(high * dt, low * dt, most * dt, which, jnp.abs(dt), jnp.zeros((), bool))
 
 
-def bisect(changed: Callable, low, high, skip):
-    """The ends of an interval of theta shrunk to rounding around the first place where changed(theta) holds."""
+def has_changed(g, found: Found):
+    return found.which & ((g == 0) | (sign_of(g) == -found.before))
+
+
+def improve(conditions: Callable, velocity: Callable, boolean, found: Found, search: Search, t, u) -> Search:
+    """One step of Newton's method from the state (t, u) at the end of the step of length h; for truth values a halving.
+
+    The step is the one where the change would be rounding, or no longer gets smaller.
+    """
+    h, low, high = search.h, search.low, search.high
+    eps = 2 * jnp.finfo(h.dtype).eps
+    g, rate = rates(conditions, velocity, t, u)
+    value, slope = (jnp.take(x, search.which, mode="clip") for x in (g, rate))
+    change = jnp.where(slope == 0, 0, -value / jnp.where(slope == 0, 1, slope)).astype(h.dtype)
+    size = jnp.where(jnp.isfinite(change), jnp.abs(change), 0)
+    better = (size < 0.5 * search.last) & (size > eps * jnp.abs(h))
+    clipped = jnp.clip(h + change, jnp.minimum(low, high), jnp.maximum(low, high))
+    newton = search._replace(h=jnp.where(better, clipped, h), last=size, done=~better)
+    if not np.any(boolean):
+        return newton
+    here = jnp.any(has_changed(g, found))
+    low, high = jnp.where(here, low, h), jnp.where(here, h, high)
+    small = jnp.abs(high - low) <= eps * jnp.abs(high)
+    halved = Search(jnp.where(small, high, low + (high - low) / 2), low, high, search.which, size, small & here)
+    return jax.tree.map(lambda a, b: jnp.where(jnp.take(boolean, search.which, mode="clip"), a, b), halved, newton)
+
+
+def bisect(changed: Callable, low, high):
+    """The first theta of [low, high], to rounding, where changed(theta) holds."""
 
     def body(state):
         low, high, count = state
@@ -157,9 +154,9 @@ def bisect(changed: Callable, low, high, skip):
 
     def going(state):
         low, high, count = state
-        return (high - low > jnp.finfo(high.dtype).eps * high) & (count < HALVINGS) & ~skip
+        return (high - low > jnp.finfo(high.dtype).eps * high) & (count < HALVINGS)
 
-    return jax.lax.while_loop(going, body, (low, high, jnp.zeros((), jnp.int32)))[:2]
+    return jax.lax.while_loop(going, body, (low, high, jnp.zeros((), jnp.int32)))[1]
 
 
 def rounding_of(t, dt):

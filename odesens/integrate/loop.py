@@ -18,6 +18,7 @@ from ..methods import step as one_step
 from ..methods.controller import PIDController, initial_step, log_error
 from ..methods.step import Method, Stages, mode_of, steady
 from ..status import ReturnCode
+from . import multistep
 from .lanes import Lanes
 from .record import Record, elapsed, writer
 
@@ -54,7 +55,7 @@ class Task(NamedTuple):
     """One lane's problem, or all lanes' along leading axes: M u' = f(t, u, p) from (t0, u0) to t1, saved at ts (m,).
 
     system(p, tol) is the system of one lane, by default that of f. For states that carry tangents along, `stages(p, t,
-    t_lo, u, dt, t_stop, mode, tol)` are the stages of a step and `velocity(t, u, p)` is u'.
+    t_lo, u, dt, t_stop, mode, tol, known)` are the stages of a step and `velocity(t, u, p)` is u'.
     """
 
     f: Callable
@@ -67,6 +68,7 @@ class Task(NamedTuple):
     system: Callable | None = None
     stages: Callable | None = None
     velocity: Callable | None = None
+    blocks: int = 1  # of the size of u, in a state that carries tangents along
 
 
 def system_of(task: Task, p, tol):
@@ -79,7 +81,8 @@ def system_of(task: Task, p, tol):
 class Lane(NamedTuple):
     """The state of one lane; err1 and err2 are logarithms of the errors of the last two accepted steps.
 
-    auto is the mode of a method that switches, and for how many steps in a row the other one would have been right.
+    auto is the mode of a method that switches, and for how many steps in a row the other one would have been right; of
+    a BDF method the order, and for how many steps. For that u holds the past too, and work is what its steps keep.
     """
 
     t: Any
@@ -96,6 +99,7 @@ class Lane(NamedTuple):
     nfactor: Any
     auto: Any
     code: Any
+    work: Any = None
 
 
 class Trial(NamedTuple):
@@ -139,7 +143,7 @@ def in_order(ts, t0, t1):
 def start(settings: Settings, f, u0, t0, t1, ts, options: Options) -> Lane:
     """The state of a lane before its first step; f(t, u) is u'."""
     real = jnp.finfo(u0.dtype).dtype
-    need_f0 = settings.tableau.fsal or not settings.first_step_given
+    need_f0 = settings.tableau.fsal or settings.method.multistep or not settings.first_step_given
     f0 = f(t0, u0) if need_f0 else jnp.zeros_like(u0)
     if settings.first_step_given:
         dt = direction(t0, t1) * jnp.abs(options.dt0)
@@ -155,30 +159,38 @@ def start(settings: Settings, f, u0, t0, t1, ts, options: Options) -> Lane:
     count = jnp.zeros((), jnp.int32)
     nf = jnp.asarray(int(need_f0) + int(not settings.first_step_given), jnp.int32)
     zero = jnp.zeros_like(t0)
-    auto = count + steady(one_step.NONSTIFF)
+    auto = count + steady(1 if settings.method.multistep else one_step.NONSTIFF)
     return Lane(t0, zero, u0, f0, dt, even, even, saved, count, count, nf, count, auto, code.astype(jnp.int32))
 
 
-def attempt(settings: Settings, task: Task, p, lane: Lane, t_stop, options: Options, stop_lo=0, forced=False):
+def attempt(
+    settings: Settings, task: Task, p, lane: Lane, t_stop, options: Options, stop_lo=0, forced=False, known=None
+):
     """Try one step towards t_stop + stop_lo; returns it and the lane's next state (unchanged where it had finished).
 
-    A step that is `forced` is accepted whatever its error.
+    A step that is `forced` is accepted whatever its error; `known` is the recorded solution of a BDF step.
     """
     method, seen = settings.method, slice(settings.controlled)
-    remaining = (t_stop - lane.t) + (stop_lo - lane.t_lo)
-    dt = jnp.clip(lane.dt, -options.dtmax, options.dtmax)
-    hit = jnp.abs(dt) * (1 + 1e-6) >= jnp.abs(remaining)
-    dt = jnp.where(hit, remaining, dt)
+    dt, hit = next_step(lane, t_stop, options, stop_lo)
     mode, tol = mode_of(lane.auto), (options.abstol, options.reltol)
-    if task.stages is not None:
-        out = task.stages(p, lane.t, lane.t_lo, lane.u, dt, t_stop, mode, tol)
+    if method.multistep:
+        leading = lambda tol: tol if jnp.ndim(tol) == 0 else tol[: method.states(lane.u.size // task.blocks)]
+        system = system_of(task, p, tuple(map(leading, tol)))
+        out = multistep.attempt(method, task, system, p, lane, dt, t_stop, tol, known)
+    elif task.stages is not None:
+        out = task.stages(p, lane.t, lane.t_lo, lane.u, dt, t_stop, mode, tol, None)
     else:
         k1 = lane.f0 if settings.tableau.fsal else None
         system = system_of(task, p, tol)
         out = one_step.stages(method, system, lane.t, lane.t_lo, lane.u, dt, k1, t_stop, mode, exact=False)
     u1 = one_step.advance(method, lane.u, dt, out.k, mode)
-    finite = jnp.all(jnp.isfinite(u1[seen])) & (out.code == 0)
-    if settings.adaptive:
+    end = out.k[0] if method.multistep else u1
+    finite = jnp.all(jnp.isfinite(end[seen])) & (out.code == 0)
+    plan = None
+    if method.multistep:
+        plan = multistep.judge(settings, lane, dt, out, options)
+        err = jnp.where(forced, jnp.minimum(plan.err, 1), plan.err) if settings.adaptive else jnp.zeros_like(plan.err)
+    elif settings.adaptive:
         err = one_step.error_norm(method, lane.u, u1, dt, out, options.abstol, options.reltol, seen, mode)
         err = jnp.where(forced, jnp.minimum(err, 1), err)
     else:
@@ -189,7 +201,16 @@ def attempt(settings: Settings, task: Task, p, lane: Lane, t_stop, options: Opti
     t, t_lo = two_sum(lane.t, lane.t_lo + dt)
     t, t_lo = jnp.where(hit, t_stop, t), jnp.where(hit, stop_lo, t_lo)
     trial = Trial(dt, out.k, u1, t, t_lo, mode, accepted)
-    return trial, _decide(settings, lane, trial, out, err, finite, hit, active, options)
+    new = _decide(settings, lane, trial, out, err, finite, hit, active, options, plan)
+    return trial, new if plan is None else multistep.after(settings, lane, new, out, plan, accepted)
+
+
+def next_step(lane: Lane, t_stop, options: Options, stop_lo=0):
+    """The step to try, and whether it ends at t_stop + stop_lo."""
+    remaining = (t_stop - lane.t) + (stop_lo - lane.t_lo)
+    dt = jnp.clip(lane.dt, -options.dtmax, options.dtmax)
+    hit = jnp.abs(dt) * (1 + 1e-6) >= jnp.abs(remaining)
+    return jnp.where(hit, remaining, dt), hit
 
 
 def _switch(settings: Settings, lane: Lane, rate, dt, accepted):
@@ -205,7 +226,7 @@ def _switch(settings: Settings, lane: Lane, rate, dt, accepted):
     return jnp.where(accepted, new, lane.auto)
 
 
-def _decide(settings: Settings, lane: Lane, trial: Trial, out: Stages, err, finite_u, hit, active, options: Options):
+def _decide(settings: Settings, lane: Lane, trial: Trial, out: Stages, err, finite_u, hit, active, options, plan=None):
     """Accept or reject, propose the next step size, and find out whether the lane has ended."""
     accepted = trial.accepted
     rejected = active & ~accepted
@@ -214,7 +235,10 @@ def _decide(settings: Settings, lane: Lane, trial: Trial, out: Stages, err, fini
     if settings.adaptive:
         err = jnp.where(finite_u, err, jnp.inf)
         log_err = log_error(err)
-        factor = settings.controller.factor(settings.method.error_order, log_err, lane.err1, lane.err2, accepted)
+        if plan is None:
+            factor = settings.controller.factor(settings.method.error_order, log_err, lane.err1, lane.err2, accepted)
+        else:
+            factor = jnp.where(accepted, plan.factor, plan.retry)
         proposed = trial.dt * factor.astype(trial.dt.dtype)
         # a step cut short by its stop says nothing against the size proposed before it
         dt = jnp.where(accepted & hit & (jnp.abs(proposed) < jnp.abs(lane.dt)), lane.dt, proposed)
@@ -288,7 +312,8 @@ def save(settings: Settings, lanes: Lanes, task: Task, us, old: Lane, trial: Tri
         offset = (target - old.t) - old.t_lo
         theta = jnp.clip(offset / jnp.where(trial.dt == 0, 1, trial.dt), 0, 1)
         inside = one_step.interpolate(method, old.u, trial.dt, k, theta, trial.mode)
-        return jnp.where((target == trial.t) & (trial.t_lo == 0), trial.u1, inside)
+        at_end = one_step.present(method, trial.u1, inside.shape[-1])
+        return jnp.where((target == trial.t) & (trial.t_lo == 0), at_end, inside)
 
     def emit(state):
         us, saved = state
@@ -321,9 +346,14 @@ def integrate(
     lane = with_field(task.p, task.u0, task.t0, task.t1, task.ts, options)
     step = stepper(settings, task, options_axes, lanes)
     m, n = task.ts.shape[-1], task.u0.shape[-1]
+    if settings.method.multistep:
+        if mesh is not None:
+            lane = lane._replace(dt=lanes.row(mesh.times, 0)[..., 2])
+        lane = lanes.map(lambda p, lane: restart(settings, task, p, lane), (task.p_axes, 0))(task.p, lane)
     at_start = (task.ts == task.t0[..., None])[..., None]
     us = jnp.where(at_start, task.u0[..., None, :], jnp.asarray(jnp.nan, task.u0.dtype))
-    rec = writer(record, lanes, task.t1, n, task.u0.dtype) if record else None
+    first = multistep.PERIOD if settings.method.multistep else 2
+    rec = writer(record, lanes, task.t1, lane.u.shape[-1], task.u0.dtype, first=first) if record else None
 
     def body(state):
         lane, us, rec, i = state
@@ -332,7 +362,8 @@ def integrate(
         else:
             tried, idle = follow(mesh, lanes, lane, i)
             forced = lanes.spread(mesh.stride == 1)
-            trial, new = step(task.p, tried, task.t1, options, jnp.zeros_like(task.t1), forced)
+            known = multistep.solution(mesh, lanes, i, n // task.blocks) if settings.method.multistep else None
+            trial, new = step(task.p, tried, task.t1, options, jnp.zeros_like(task.t1), forced, known)
             code = jnp.where(i >= mesh.size - 1, mesh.code, lane.code)
             new = new._replace(code=jnp.where(idle, code, new.code))
         if m:
@@ -359,7 +390,15 @@ def integrate(
     lane, us, rec, _ = state
     if m:
         us = jnp.where(lanes.map(in_order)(task.ts, task.t0, task.t1)[..., None], us, jnp.nan)
-    return Result(us, None if rec is None else rec.finish(lane, lane.code), lane)
+    rec = None if rec is None else rec.finish(lane, lane.code)
+    return Result(us, rec, lane._replace(u=one_step.present(settings.method, lane.u, n)))
+
+
+def restart(settings: Settings, task: Task, p, lane: Lane) -> Lane:
+    """A lane of a BDF method at a start or after a jump: u and f0 are the state and u' there, dt the step to try."""
+    system = system_of(task, p, (1.0, 1.0))
+    u, auto, work = multistep.restart(settings.method, system, lane.u, lane.f0, lane.dt, lane.t, task.blocks)
+    return lane._replace(u=u, f0=lane.f0[:0], auto=auto, work=work)
 
 
 def velocity_of(settings: Settings, task: Task, p):
@@ -384,14 +423,24 @@ def follow(mesh: Record, lanes: Lanes, lane: Lane, i):
 
 
 def stepper(settings: Settings, task: Task, options_axes, lanes: Lanes):
-    """`attempt` for all lanes, as a function of (p, lane, t_stop, options, stop_lo, forced=False)."""
+    """`attempt` for all lanes, as a function of (p, lane, t_stop, options, stop_lo, forced=False, known=None)."""
+    method = settings.method
 
-    def one(p, lane, t_stop, options, stop_lo, forced):
-        return attempt(settings, task, p, lane, t_stop, options, stop_lo, forced)
+    def one(p, lane, t_stop, options, stop_lo, forced, known):
+        return attempt(settings, task, p, lane, t_stop, options, stop_lo, forced, known)
 
-    mapped = lanes.map(one, (task.p_axes, 0, 0, options_axes, 0, 0))
+    def ahead(p, t_stop, options, stop_lo, lane):
+        system = system_of(task, p, (1.0, 1.0))
+        return system, lane.u[: lane.u.size // task.blocks], next_step(lane, t_stop, options, stop_lo)[0], t_stop
 
-    def step(p, lane, t_stop, options, stop_lo, forced=None):
-        return mapped(p, lane, t_stop, options, stop_lo, lanes.spread(jnp.asarray(False)) if forced is None else forced)
+    mapped = lanes.map(one, (task.p_axes, 0, 0, options_axes, 0, 0, 0))
+
+    def step(p, lane, t_stop, options, stop_lo, forced=None, known=None):
+        forced = lanes.spread(jnp.asarray(False)) if forced is None else forced
+        if not method.multistep:
+            return mapped(p, lane, t_stop, options, stop_lo, forced, known)
+        axes, args = (task.p_axes, 0, options_axes, 0), (p, t_stop, options, stop_lo)
+        lane = multistep.renewed(method, ahead, lanes, axes, args, lane, known)
+        return multistep.counted(*mapped(p, lane, t_stop, options, stop_lo, forced, known))
 
     return step

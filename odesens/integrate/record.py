@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ..extension import while_loop
+from ..methods.bdf import PERIOD
 from .lanes import Lanes
 
 FIELDS = 6  # t, t_lo, dt, err1, err2, auto
@@ -41,8 +42,8 @@ class Record(NamedTuple):
 
 
 def rows_for(max_steps: int, n: int) -> int:
-    """How many rows a record has: never more than the steps, an even number where it may have to be halved."""
-    most = min(MOST_ROWS, max(LEAST_ROWS, MOST_ENTRIES // max(n, 1) // 2 * 2))
+    """How many rows a record has: never more than the steps, a multiple of `PERIOD` where it may have to be thinned."""
+    most = min(MOST_ROWS, max(LEAST_ROWS, MOST_ENTRIES // max(n, 1) // PERIOD * PERIOD))
     return min(most, max_steps + 1)
 
 
@@ -54,6 +55,7 @@ class Writer(NamedTuple):
     row: Any
     since: Any
     stride: Any
+    first: Any  # the stride after one
 
     def write(self, lane) -> "Writer":
         """Put the lanes' state where it belongs now; written again until its iteration is the row's own."""
@@ -69,17 +71,20 @@ class Writer(NamedTuple):
         )
 
     def halve(self) -> "Writer":
-        """Keep every second row where all are taken, in place; the stride doubles."""
+        """Keep every second row where all are taken, in place; the stride doubles, from one on it becomes `first`."""
         rows = self.times.shape[0]
 
         def thin(w: "Writer") -> "Writer":
+            by = jnp.where(w.stride == 1, w.first, 2)
+
             def keep(j, buffers):
-                pick = lambda b: jax.lax.dynamic_index_in_dim(b, 2 * j, 0, keepdims=True)
+                pick = lambda b: jax.lax.dynamic_index_in_dim(b, by * j, 0, keepdims=True)
                 return [jax.lax.dynamic_update_slice_in_dim(b, pick(b), j, 0) for b in buffers]
 
-            times, states = jax.lax.fori_loop(1, rows // 2, keep, [w.times, w.states])
-            row = jnp.full_like(w.row, rows // 2)
-            return Writer(times, states, row, w.since + w.stride, w.stride * 2)
+            times, states = jax.lax.fori_loop(1, rows // by, keep, [w.times, w.states])
+            return w._replace(
+                times=times, states=states, row=rows // by, since=w.since + (by - 1) * w.stride, stride=w.stride * by
+            )
 
         return while_loop(lambda w: w.row >= rows, thin, self)
 
@@ -95,31 +100,40 @@ def row_times(lane):
     return jnp.stack([x.astype(lane.t.dtype) for x in parts], axis=-1)
 
 
-def writer(rows: int, lanes: Lanes, t, n: int, dtype, stride=1) -> Writer:
-    """Empty buffers for `rows` rows of states (n,)."""
+def writer(rows: int, lanes: Lanes, t, n: int, dtype, stride=1, first: int = 2) -> Writer:
+    """Empty buffers for `rows` rows of states (n,), a multiple of `first` where they may have to be thinned."""
     axis = () if lanes.size is None else (lanes.size,)
-    stride = jnp.asarray(stride, jnp.int32)
+    zero, stride, later = (jnp.asarray(x, jnp.int32) for x in (0, stride, first))
     times = jnp.zeros((rows, *axis, FIELDS), t.dtype)
-    return Writer(times, jnp.zeros((rows, *axis, n), dtype), jnp.zeros((), jnp.int32), stride, stride)
+    return Writer(times, jnp.zeros((rows, *axis, n), dtype), zero, stride, stride, later)
 
 
 class Steps(NamedTuple):
     """Consecutive accepted steps: times (rows, [lanes], 4) as t, t_lo, dt, auto; states (rows, [lanes], N) before them.
 
     The first `count` rows are used. A lane has dt = 0 where it was rejected or had finished, and in rows not used.
+    `last` is the state after them all, of methods whose steps need it.
     """
 
     times: Any
     states: Any
     count: Any
+    last: Any = None
+
+    def after(self, i):
+        """The state after step i, None where no step needs it."""
+        if self.last is None:
+            return None
+        following = jax.lax.dynamic_index_in_dim(self.states, jnp.minimum(i + 1, self.states.shape[0] - 1), 0, False)
+        return jnp.where(i + 1 < self.count, following, self.last)
 
 
-def steps_between(times, states, count, stop) -> Steps:
+def steps_between(times, states, count, stop, last=None) -> Steps:
     """The steps that lead from each row to the next one, the last to `stop` ([lanes], 2), a time and its tail."""
     used = (jnp.arange(times.shape[0], dtype=jnp.int32) < count).reshape(-1, *(1,) * (times.ndim - 1))
     start = jnp.where(used, times[..., :2], stop)
     end = jnp.concatenate([start[1:], stop[None]])
-    return Steps(jnp.concatenate([start, elapsed(start, end)[..., None], times[..., 5:]], axis=-1), states, count)
+    return Steps(jnp.concatenate([start, elapsed(start, end)[..., None], times[..., 5:]], axis=-1), states, count, last)
 
 
 def elapsed(start, end):

@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from ..extension import vary, varying_axes, while_loop
+from ..methods.step import no_work
 from ..status import ReturnCode
 from .lanes import Lanes
-from .loop import RUNNING, Lane, Options, Settings, Task, direction, in_order, stepper
+from .loop import RUNNING, Lane, Options, Settings, Task, direction, in_order, stepper, system_of
 from .record import Record, elapsed, steps_between, writer
 
 CHUNK = 128  # steps replayed and handed out at once
@@ -46,7 +47,7 @@ class Replay(NamedTuple):
 
 def cursor(replay: Replay, times, states, stop) -> Lane:
     """The lanes as they were at a row, about to go to `stop` ([lanes], 2)."""
-    fsal = replay.settings.tableau.fsal
+    fsal, method = replay.settings.tableau.fsal, replay.settings.method
 
     def one(p, times, u, stop):
         t, t_lo, dt, err1, err2, auto = times
@@ -55,7 +56,12 @@ def cursor(replay: Replay, times, states, stop) -> Lane:
         zero = jnp.zeros((), jnp.int32)
         code = jnp.where((t == stop[0]) & (t_lo == stop[1]), ReturnCode.Success, RUNNING).astype(jnp.int32)
         auto = auto.astype(jnp.int32)
-        return Lane(t, t_lo, u, f0, dt, err1.astype(real), err2.astype(real), zero, zero, zero, zero, zero, auto, code)
+        errors = err1.astype(real), err2.astype(real)
+        work = None
+        if method.multistep:
+            n = method.states(u.size // replay.task.blocks)
+            work = no_work(method, system_of(replay.task, p, (1.0, 1.0)), t, u[:n])
+        return Lane(t, t_lo, u, f0, dt, *errors, zero, zero, zero, zero, zero, auto, code, work)
 
     return replay.lanes.map(one, (replay.task.p_axes, 0, 0, 0))(replay.task.p, times, states, stop)
 
@@ -66,9 +72,11 @@ def between(replay: Replay, times, states, stop, stride):
     lane = cursor(replay, times, states, stop)
     rows = writer(replay.chunk, replay.lanes, stop, states.shape[-1], states.dtype, stride)
 
+    exactly = replay.settings.method.multistep
+
     def body(state):
         lane, rows = state
-        trial, new = step(replay.task.p, lane, stop[..., 0], replay.options, stop[..., 1])
+        trial, new = onward(step, replay.task.p, lane, stop, replay.task.t1, replay.options, exactly)
         return new, rows.write(lane).advance(trial.accepted)
 
     def going(state):
@@ -78,6 +86,19 @@ def between(replay: Replay, times, states, stop, stride):
     axes = varying_axes(*jax.tree.leaves((lane, stop, stride, replay.task.p)))
     _, rows = while_loop(going, body, vary((lane, rows), axes))
     return rows.times, rows.states, rows.row
+
+
+def onward(step, p, lane: Lane, stop, t1, options: Options, exactly: bool):
+    """A step towards `stop`, cut there; or, where steps have to be the recorded ones `exactly`, towards the end t1.
+
+    One that was rejected before the step to `stop` must be rejected again, as that may have changed the order.
+    """
+    if not exactly:
+        return step(p, lane, stop[..., 0], options, stop[..., 1])
+    trial, new = step(p, lane, t1, options, jnp.zeros_like(t1))
+    left = (stop[..., 0] - new.t) + (stop[..., 1] - new.t_lo)
+    there = trial.accepted & (left * jnp.sign(trial.dt) <= 1e-6 * jnp.abs(trial.dt))
+    return trial, new._replace(code=jnp.where(there, ReturnCode.Success, new.code).astype(jnp.int32))
 
 
 class Stack(NamedTuple):
@@ -102,12 +123,12 @@ def backwards(replay: Replay, visit, carry):
         return part(record.times), part(record.states), j + 1 - first
 
     def body(state):
-        j, stop, stack, carry = state
+        j, stop, last, stack, carry = state
         if not replay.strided:
             first = jnp.maximum(j + 1 - chunk, 0)
             times, states, count = rows_of_record(first, j)
-            carry = visit(carry, steps_between(times, states, count, stop))
-            return first - 1, times[0, ..., :2], stack, carry
+            carry = visit(carry, steps_between(times, states, count, stop, last))
+            return first - 1, times[0, ..., :2], before(states, last, True), stack, carry
 
         # the steps to go through now: from the row on top of the stack, else from as many rows as fill a chunk
         stacked = stack.top > 0
@@ -125,7 +146,7 @@ def backwards(replay: Replay, visit, carry):
             lambda: vary(between(replay, *source, stop, stride), axes),
         )
         ready = stride == 1
-        carry = visit(carry, steps_between(times, states, jnp.where(ready, count, 0), stop))
+        carry = visit(carry, steps_between(times, states, jnp.where(ready, count, 0), stop, last))
         j = jnp.where(stacked, j, first - 1)
         top = stack.top - stacked.astype(jnp.int32)
         if levels:
@@ -133,12 +154,16 @@ def backwards(replay: Replay, visit, carry):
             gaps = jnp.broadcast_to(stride, (chunk,)).astype(jnp.int32)
             push = lambda s: Stack(put(s.times, times), put(s.states, states), put(s.gaps, gaps), top + count)
             stack = jax.lax.cond(ready, lambda s: s._replace(top=top), push, stack)
-        return j, jnp.where(ready, times[0, ..., :2], stop), stack, carry
+        return j, jnp.where(ready, times[0, ..., :2], stop), before(states, last, ready), stack, carry
+
+    def before(states, last, ready):
+        return None if last is None else jnp.where(ready, states[0], last)
 
     stop = row(record.times, record.size)[..., :2]
-    state = (record.size - 1, stop, stack, carry)
+    last = row(record.states, record.size) if replay.settings.method.multistep else None
+    state = (record.size - 1, stop, last, stack, carry)
     axes = varying_axes(*jax.tree.leaves((state, record, replay.task.p)))
-    return while_loop(lambda s: (s[0] >= 0) | (s[2].top > 0), body, vary(state, axes))[3]
+    return while_loop(lambda s: (s[0] >= 0) | (s[3].top > 0), body, vary(state, axes))[4]
 
 
 def _levels(replay: Replay) -> int:
@@ -162,8 +187,9 @@ def reached(record: Record, lanes: Lanes, ts, t0, t1):
     return lanes.map(one)(ts, t0, t1, lanes.row(record.times, record.size)[..., 0])
 
 
-def steps_at(replay: Replay, ts) -> tuple[Any, Any, Any]:
-    """The steps that hold the times ts ([lanes], m), in any order: times ([lanes], m, 4), states, whether inside."""
+def steps_at(replay: Replay, ts) -> tuple[Any, Any, Any, Any]:
+    """The steps that hold the times ts ([lanes], m), in any order: times ([lanes], m, 4), states, whether inside, and
+    the states after the steps, None where no step needs them."""
     record, lanes = replay.record, replay.lanes
     out = lanes.map(
         lambda *args: _steps_at_one(replay, *args), (replay.task.p_axes, 0, 1, 1, 0, 0, replay.options_axes)
@@ -183,7 +209,8 @@ def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
     stop = times[after, :2]
     start = times[row]
     found_times = jnp.concatenate([start[:, :2], elapsed(start, stop)[:, None], start[:, 5:]], axis=1)
-    found = states[row]
+    multistep = replay.settings.method.multistep
+    found, following = states[row], states[after] if multistep else None
     if replay.strided:
         one = replay._replace(lanes=Lanes(ts.shape[0]), task=replay.task._replace(p=p, p_axes=None))
         step = stepper(replay.settings, one.task, None, one.lanes)
@@ -192,21 +219,22 @@ def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
         lane = lane._replace(code=jnp.where(record.stride == 1, ReturnCode.Success, lane.code).astype(jnp.int32))
 
         def body(state):
-            lane, at, u = state
-            trial, new = step(p, lane, stop[:, 0], options, stop[:, 1])
+            lane, at, u, end = state
+            trial, new = onward(step, p, lane, stop, jnp.full_like(stop[:, 0], t1), options, multistep)
             here = jnp.stack([lane.t, lane.t_lo, trial.dt, lane.auto.astype(lane.t.dtype)], axis=-1)
             passed = trial.accepted & (sign * ((ts - trial.t) - trial.t_lo) <= 0)
             at = jnp.where(trial.accepted[:, None], here, at)
             u = jnp.where(trial.accepted[:, None], lane.u, u)
+            end = None if end is None else jnp.where(trial.accepted[:, None], trial.u1, end)
             code = jnp.where(passed, ReturnCode.Success, new.code).astype(jnp.int32)
-            return new._replace(code=code), at, u
+            return new._replace(code=code), at, u, end
 
-        state = vary((lane, found_times, found), axes)
-        _, found_times, found = while_loop(lambda s: jnp.any(s[0].code == RUNNING), body, state)
+        state = vary((lane, found_times, found, following), axes)
+        _, found_times, found, following = while_loop(lambda s: jnp.any(s[0].code == RUNNING), body, state)
     t_end = times[record.size, 0]
     slack = 4 * jnp.finfo(ts.dtype).eps * jnp.abs(ts)
     inside = (sign * (ts - t0) >= -slack) & (sign * (ts - t_end) <= slack)
-    return found_times, found, inside
+    return found_times, found, inside, following
 
 
 def theta_in(times, ts):

@@ -214,10 +214,44 @@ def of_map(linear: Linear, times: Callable, n: int, dtype) -> Solver:
     """A linear map (n,) -> (n,) with the pattern of `linear`, factored from its columns; it has no derivative."""
     if linear.kind == "krylov":
         return _krylov(linear, times)
-    s, columns = linear.sparsity, jax.lax.stop_gradient(_columns(linear, times, n, dtype))
-    if s is None:
-        return of_matrix(columns)
-    return of_band(s, columns) if linear.kind == "banded" else of_matrix(s.to_dense(columns))
+    return by_factors(linear, factorise(linear, jax.lax.stop_gradient(_columns(linear, times, n, dtype))))
+
+
+def columns_of(linear: Linear, jacobian: Jacobian, n: int, dtype):
+    """J itself where the user gave it, else its columns (n, colours), which `factorise` takes."""
+    return _columns(linear, jacobian.times, n, dtype) if jacobian.matrix is None else jacobian.matrix
+
+
+def mass_columns(linear: Linear, mass: Mass | None, n: int) -> np.ndarray:
+    """The columns of M, or of the identity, in the same arrangement."""
+    m = np.eye(n) if mass is None else mass.matrix
+    return m if linear.sparsity is None else m @ linear.sparsity.seeds
+
+
+def factorise(linear: Linear, columns):
+    """The factors of a matrix given by its columns: arrays, which loops can carry."""
+    s = linear.sparsity
+    if s is not None and linear.kind == "banded":
+        return banded.factor(s.to_band(columns), s.lower, s.upper)
+    w = columns if s is None else s.to_dense(columns)
+    return jax.scipy.linalg.lu_factor(w) if w.shape[-1] > SMALL else inverse(w)
+
+
+def by_factors(linear: Linear, factors) -> Solver:
+    """The solver of a matrix that `factorise` factored."""
+    if isinstance(factors, banded.Factors):
+        assert linear.sparsity is not None
+        order, back = linear.sparsity.order, linear.sparsity.inverse
+        take = lambda x, index: jnp.take(x, index, mode="clip")
+        solve = lambda b: take(banded.solve(factors, take(b, order)), back)
+        transposed = lambda b: take(banded.solve_transposed(factors, take(b, order)), back)
+        return Solver(solve, transposed, ~factors.singular)
+    if factors[0].shape[-1] > SMALL:
+        by = lambda b, trans: jax.scipy.linalg.lu_solve(factors, b, trans=trans)
+        ok = jnp.all(jnp.diagonal(factors[0]) != 0)
+        return Solver(lambda b: by(b, 0), lambda b: by(b, 1), ok)
+    inv, ok = factors
+    return Solver(lambda b: jnp.sum(inv * b[None, :], axis=1), lambda b: jnp.sum(inv * b[:, None], axis=0), ok)
 
 
 def row_sums(linear: Linear, jacobian: Jacobian, n: int, dtype):
@@ -238,14 +272,7 @@ def _columns(linear: Linear, times: Callable, n: int, dtype):
 
 def of_matrix(w) -> Solver:
     """A dense matrix (n, n), factored."""
-    n = w.shape[-1]
-    if n > SMALL:
-        lu, pivots = jax.scipy.linalg.lu_factor(w)
-        by = lambda b, trans: jax.scipy.linalg.lu_solve((lu, pivots), b, trans=trans)
-        ok = jnp.all(jnp.diagonal(lu) != 0)
-        return Solver(lambda b: by(b, 0), lambda b: by(b, 1), ok)
-    inv, ok = inverse(w)
-    return Solver(lambda b: jnp.sum(inv * b[None, :], axis=1), lambda b: jnp.sum(inv * b[:, None], axis=0), ok)
+    return by_factors(DENSE, factorise(DENSE, w))
 
 
 def inverse(w):
@@ -282,16 +309,6 @@ def inverse(w):
     # column rows[i] of the inverse is column i of what elimination left
     place = jnp.sum(jnp.where(rows[:, None] == index[None, :], jnp.asarray(index[:, None], jnp.int32), 0), axis=0)
     return jnp.take(a, place, axis=1, mode="clip"), ok
-
-
-def of_band(s, columns) -> Solver:
-    """A matrix given by its columns of one colour each, factored within its band."""
-    order, back = s.order, s.inverse
-    factors = banded.factor(s.to_band(columns), s.lower, s.upper)
-    take = lambda x, index: jnp.take(x, index, mode="clip")
-    solve = lambda b: take(banded.solve(factors, take(b, order)), back)
-    transposed = lambda b: take(banded.solve_transposed(factors, take(b, order)), back)
-    return Solver(solve, transposed, ~factors.singular)
 
 
 def _krylov(linear: Linear, times: Callable) -> Solver:

@@ -71,9 +71,9 @@ class Flow(NamedTuple):
         parts = None if self.parts is None else (at(self.parts[0]), at(self.parts[1]))
         return step.make_system(at(self.field), tol=tol, matrix=matrix, parts=parts)
 
-    def stages(self, p: list, aux: list, tol, t, t_lo, u, dt, t_stop, mode):
+    def stages(self, p: list, aux: list, tol, t, t_lo, u, dt, t_stop, mode, known=None):
         """The stages k (stages, n) of one lane's step, as a differentiable function of u and p."""
-        return step.stages(self.settings.method, self.system(p, aux, tol), t, t_lo, u, dt, None, t_stop, mode).k
+        return step.stages(self.settings.method, self.system(p, aux, tol), t, t_lo, u, dt, known, t_stop, mode).k
 
 
 def with_tangents(fn: Callable, order: int, *, has_aux: bool = False) -> Callable:
@@ -136,11 +136,13 @@ def augmented_task(flow: Flow) -> tuple[Task, Options]:
     """
     z0 = initial_blocks(flow)
     z0 = z0.reshape(*z0.shape[:-2], -1)
-    task = Task(augmented_field(flow), z0, flow.params, flow.params_axes, flow.t0, flow.t1, flow.ts)
+    field, blocks = augmented_field(flow), 2**flow.order
+    task = Task(field, z0, flow.params, flow.params_axes, flow.t0, flow.t1, flow.ts, blocks=blocks)
     if flow.order == 0:
         task = task._replace(system=lambda params, tol: flow.system(params["p"], params["aux"], tol))
     elif flow.settings.method.implicit:
-        task = task._replace(stages=augmented_stages(flow), velocity=augmented_velocity(flow))
+        base = lambda params, tol: flow.system(params["p"], params["aux"], tol)
+        task = task._replace(stages=augmented_stages(flow), velocity=augmented_velocity(flow), system=base)
     repeat = lambda tol: tol if tol.shape[-1:] != flow.u0.shape[-1:] else jnp.tile(tol, 2**flow.order)
     options = flow.options._replace(reltol=repeat(flow.options.reltol), abstol=repeat(flow.options.abstol))
     return task, options
@@ -148,16 +150,16 @@ def augmented_task(flow: Flow) -> tuple[Task, Options]:
 
 def augmented_stages(flow: Flow) -> Callable:
     """The stages of an augmented state's step (stages, 2^k n), by differentiating those of the primal."""
-    n, method = flow.u0.shape[-1], flow.settings.method
+    method = flow.settings.method
 
-    def stages(params, t, t_lo, z, dt, t_stop, mode, tol):
+    def stages(params, t, t_lo, z, dt, t_stop, mode, tol, known):
         def of(u, p):
             system = flow.system(p, params["aux"], params["tol"])
-            out = step.stages(method, system, t, t_lo, u, dt, None, t_stop, mode)
+            out = step.stages(method, system, t, t_lo, u, dt, known, t_stop, mode)
             err = step.error_estimate(method, dt, out, mode)
             return jnp.concatenate([out.k, err[None]]), out._replace(k=None, err=None)
 
-        rows, out = with_tangents(of, flow.order, has_aux=True)(z.reshape(2**flow.order, n), params["p"], params["xs"])
+        rows, out = with_tangents(of, flow.order, has_aux=True)(z.reshape(2**flow.order, -1), params["p"], params["xs"])
         rows = jnp.moveaxis(rows, 0, 1).reshape(rows.shape[1], -1)
         return out._replace(k=rows[:-1], err=rows[-1])
 

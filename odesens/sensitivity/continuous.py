@@ -102,14 +102,15 @@ def backward_settings(settings: Settings, mass: Mass | None, size: int, blocks: 
 def states_at(adj: Adjoint, ts):
     """z at the times ts ([lanes], m), from the record."""
     assert adj.replay is not None
-    times, states, _ = steps_at(adj.replay, ts)
+    times, states, _, after = steps_at(adj.replay, ts)
 
-    def one(params, times, z, t, t1):
-        step = Step(times, z, stages_of(adj, params, times, z, t1))
-        return jnp.where(times[2] == 0, z, state_at(adj, step, t))
+    def one(params, times, z, t, t1, after):
+        step = Step(times, z, stages_of(adj, params, times, z, t1, after))
+        here = one_step.present(adj.flow.settings.method, z, adj.size)
+        return jnp.where(times[2] == 0, here, state_at(adj, step, t))
 
-    at = adj.flow.lanes.map(jax.vmap(one, (None, 0, 0, 0, None)), (adj.params_axes, 0, 0, 0, 0))
-    return at(adj.params, times, states, ts, adj.flow.t1)
+    at = adj.flow.lanes.map(jax.vmap(one, (None, 0, 0, 0, None, 0)), (adj.params_axes, 0, 0, 0, 0, 0))
+    return at(adj.params, times, states, ts, adj.flow.t1, after)
 
 
 def smallest(flow: Flow, name: str):
@@ -126,28 +127,30 @@ def recorded_rows(adj: Adjoint):
 
     def rows(one_row, carry):
         def visit(carry, steps: Steps):
-            one = lambda i, carry: one_row(*recorded_step(adj, row(steps.times, i), row(steps.states, i)), carry)
-            return count_down(steps.count, one, carry)
+            step = lambda i: recorded_step(adj, row(steps.times, i), row(steps.states, i), steps.after(i))
+            return count_down(steps.count, lambda i, carry: one_row(*step(i), carry), carry)
 
         return backwards(replay, visit, carry)
 
     return rows
 
 
-def recorded_step(adj: Adjoint, times, z) -> tuple[Any, Step]:
+def recorded_step(adj: Adjoint, times, z, after) -> tuple[Any, Step]:
     """The time at which a row starts, and the step taken from there with its stages evaluated again."""
-    one = lambda params, times, z, t1: stages_of(adj, params, times, z, t1)
-    k = adj.flow.lanes.map(one, (adj.params_axes, 0, 0, 0))(adj.params, times, z, adj.flow.t1)
+    one = lambda params, times, z, t1, after: stages_of(adj, params, times, z, t1, after)
+    k = adj.flow.lanes.map(one, (adj.params_axes, 0, 0, 0, 0))(adj.params, times, z, adj.flow.t1, after)
     return times[..., 0], Step(times, z, k)
 
 
-def stages_of(adj: Adjoint, params, times, z, t1):
-    """All stages of one lane's recorded step."""
+def stages_of(adj: Adjoint, params, times, z, t1, after):
+    """All stages of one lane's recorded step; the one of a BDF step is in the state after it."""
     assert adj.replay is not None
     method, task = adj.flow.settings_for().method, adj.replay.task
+    if method.multistep:
+        return one_step.present(method, after, adj.size)[None]
     t, t_lo, dt, auto = times
     if task.stages is not None:
-        return task.stages(params, t, t_lo, z, dt, t1, mode_of(auto), params["tol"]).k
+        return task.stages(params, t, t_lo, z, dt, t1, mode_of(auto), params["tol"], None).k
     system = system_of(task, params, params["tol"])
     k = one_step.stages(method, system, t, t_lo, z, dt, None, t1, mode_of(auto), exact=False).k
     return one_step.extra_stages(method, system.f, t, t_lo, z, dt, k, t1)

@@ -21,6 +21,7 @@ from ..extension import compiled_whole, count_down, vary, varying_axes, while_lo
 from ..integrate.loop import Result, direction, integrate
 from ..integrate.record import Record, Steps, rows_for
 from ..integrate.replay import Replay, backwards, reached, steps_at, theta_in
+from ..methods import bdf
 from ..methods import step as one_step
 from ..methods.step import mode_of
 from . import jacobians
@@ -37,10 +38,11 @@ def tangent(flow: Flow):
 def interpolant(flow: Flow):
     """The dense output on the record at the times ts, in any order: ([lanes], m, n), NaN outside."""
     assert flow.record is not None
-    times, states, inside = steps_at(replay_of(flow, flow.record), flow.ts)
-    dense = flow.lanes.map(jax.vmap(dense_map(flow), (0, None, 0, 0, None)), (0, flow.params_axes, 0, 0, 0))
-    out = dense(states[..., None, :], flow.params, times, theta_in(times, flow.ts), flow.t1)
-    out = jnp.where(times[..., 2:3] == 0, states, out)  # the end itself
+    times, states, inside, after = steps_at(replay_of(flow, flow.record), flow.ts)
+    dense = flow.lanes.map(jax.vmap(dense_map(flow), (0, None, 0, 0, None, 0)), (0, flow.params_axes, 0, 0, 0, 0))
+    out = dense(states[..., None, :], flow.params, times, theta_in(times, flow.ts), flow.t1, after)
+    here = one_step.present(flow.settings.method, states, flow.u0.shape[-1])
+    out = jnp.where(times[..., 2:3] == 0, here, out)  # the end itself
     return jnp.where(inside[..., None], out, jnp.nan)
 
 
@@ -68,22 +70,32 @@ def sweep(flow: Flow, record: Record, w, engine):
     """u_bar and p_bar by an engine that pulls cotangents through chunks of steps."""
     lanes, m = flow.lanes, flow.ts.shape[-1]
     blocks, n = 2**flow.order, flow.u0.shape[-1]
+    size = flow.settings.method.memory(n)
     # saves at the very end are values of the last state itself
     sign = lanes.map(direction)(flow.t0, flow.t1)[..., None]
     t_end = lanes.row(record.times, record.size)[..., :1]
     inner = sign * (flow.ts - t_end) < 0
     last = jnp.sum(jnp.where(inner[..., None], 0, w), axis=-2) if m else jnp.zeros_like(flow.u0)
-    lam = jnp.concatenate([jnp.zeros((*last.shape[:-1], blocks - 1, n), last.dtype), last[..., None, :]], axis=-2)
+    last = jnp.pad(last, [(0, 0)] * (last.ndim - 1) + [(0, size - n)])
+    lam = jnp.concatenate([jnp.zeros((*last.shape[:-1], blocks - 1, size), last.dtype), last[..., None, :]], axis=-2)
     left = jnp.sum(inner, axis=-1, dtype=jnp.int32)
 
     def visit(carry, steps: Steps):
-        steps = steps._replace(states=steps.states.reshape(*steps.states.shape[:-1], blocks, n))
-        return engine.pull(steps, w, *carry)
+        steps = steps._replace(states=steps.states.reshape(*steps.states.shape[:-1], blocks, size))
+        if steps.last is not None:
+            steps = steps._replace(last=steps.last.reshape(*steps.last.shape[:-1], blocks, size))
+        lam, *rest = engine.pull(steps, w, *carry)
+        if steps.last is not None:
+            end = jnp.maximum(steps.count - 1, 0)
+            here = lanes.row(steps.states, end), lanes.row(steps.times, end)[..., 2], steps.last
+            ok = lanes.map(bdf.follows)(*here) | (steps.count == 0)
+            lam = jnp.where(ok[..., None, None], lam, jnp.nan)
+        return lam, *rest
 
     carry = (lam, engine.zero(), left)
     carry = vary(carry, varying_axes(*jax.tree.leaves((carry, w, flow.params))))
     lam, p_bar, _ = backwards(replay_of(flow, record), visit, carry)
-    return lam[..., 0, :], engine.leaves(p_bar)
+    return lam[..., 0, :n], engine.leaves(p_bar)
 
 
 class InSequence:
@@ -118,10 +130,14 @@ class InSequence:
             late = (ts[jnp.maximum(left - 1, 0)] - times[0]) - times[1]
             return (left > 0) & (direction(t0, t1) * late >= 0)
 
-        def save(state, ts, w, times, is_due):
+        def save(state, ts, w, times, is_due, z):
             """Add the cotangents of one save to those of z and of its stages."""
             z_bar, k_bar, left = state
             j = jnp.maximum(left - 1, 0)
+            if method.multistep:
+                here = last[:, None] * jnp.where(is_due, w[j], 0)
+                pulled = pulled_value(method, z, times, here, theta_in(times, ts[j]))
+                return z_bar + pulled[0], k_bar + pulled[1], left - is_due.astype(jnp.int32)
             weights = one_step.dense_weights(method, theta_in(times, ts[j]), k_bar.dtype, mode_of(times[3]))
             here = jnp.where(is_due, w[j], 0)
             in_k = times[2].astype(k_bar.dtype) * weights[:, None] * here[None]
@@ -133,23 +149,26 @@ class InSequence:
 
         def start(lam, times):
             """The cotangents of z and of its stages (2^k, stages, n) that come from the next state."""
+            if method.multistep:
+                return pulled_value(method, jnp.zeros_like(lam), times, lam, None)
             b = jnp.asarray(one_step.weights(method, lam.dtype, mode_of(times[3]))) * times[2].astype(lam.dtype)
             k_bar = b[None, :, None] * jnp.where(times[2] == 0, 0, lam)[:, None, :]
             return lam, jnp.pad(k_bar, [(0, 0), (0, extra), (0, 0)])
 
         def body(i, carry):
             lam, p_bar, left = carry
-            times, z = lanes.row(steps.times, i), lanes.row(steps.states, i)
+            times, z, after = lanes.row(steps.times, i), lanes.row(steps.states, i), steps.after(i)
+            after = None if after is None else after[..., 0, :]
             z_bar, k_bar = lanes.map(start)(lam, times)
             if m:
                 is_due = lambda left: lanes.map(due)(flow.ts, left, times, flow.t0, flow.t1)
-                add = lambda s: lanes.map(save)(s, flow.ts, w, times, is_due(s[2]))
+                add = lambda s: lanes.map(save)(s, flow.ts, w, times, is_due(s[2]), z)
                 any_due = jnp.any(is_due(left))
                 z_bar, k_bar, left = while_loop(lambda s: jnp.any(is_due(s[2])), add, (z_bar, k_bar, left))
 
             def pulled(extra, k_bar):
-                stages = lanes.map(all_stages(flow, extra), (0, self.axes, 0, 0))
-                at = lambda z, p: stages(z, replace(flow.params, self.wanted, p), times, flow.t1)
+                stages = lanes.map(all_stages(flow, extra), (0, self.axes, 0, 0, 0))
+                at = lambda z, p: stages(z, replace(flow.params, self.wanted, p), times, flow.t1, after)
                 return jax.vjp(at, z, self.p)[1](k_bar)
 
             main = k_bar[..., : tableau.stages, :]
@@ -161,6 +180,22 @@ class InSequence:
             return z_bar + jnp.where(idle, 0, dz), jax.tree.map(jnp.add, p_bar, dp), left
 
         return count_down(steps.count, body, (lam, p_bar, left))
+
+
+def pulled_value(method, z, times, bar, theta):
+    """The cotangents of z (2^k, N) and of a BDF step's solution (2^k, 1, n) for that of its dense output at theta, or
+    of the next z where theta is None."""
+    blocks = z.shape[0]
+    dt, k = times[2], jnp.zeros((1, blocks * method.states(z.shape[1])), z.dtype)
+
+    def value(z, k):
+        if theta is None:
+            return one_step.advance(method, z, dt, k, mode_of(times[3]))
+        return one_step.interpolate(method, z, dt, k, theta, mode_of(times[3]))
+
+    z_bar, k_bar = (x.reshape(blocks, -1) for x in jax.vjp(value, z.reshape(-1), k)[1](bar.reshape(-1)))
+    stays = (dt == 0) & (theta is None)
+    return jnp.where(stays, bar if theta is None else 0, z_bar), jnp.where(stays, 0, k_bar)[:, None, :]
 
 
 # ---------------------------------------------------------------- the maps
@@ -182,9 +217,9 @@ def step_map(flow: Flow):
 def dense_map(flow: Flow):
     """The last block of one lane's dense output at theta within the step from z (2^k, n)."""
 
-    def one(z, params, times, theta, t1):
+    def one(z, params, times, theta, t1, after=None):
         def value(u, p):
-            k = _stages(flow, params, u, p, times, t1, extra=True)
+            k = _stages(flow, params, u, p, times, t1, after, extra=True)
             return one_step.interpolate(flow.settings.method, u, times[2], k, theta, mode_of(times[3]))
 
         return with_tangents(value, flow.order)(z, params["p"], params["xs"])[-1]
@@ -195,17 +230,21 @@ def dense_map(flow: Flow):
 def all_stages(flow: Flow, extra: bool):
     """The stages of one lane's step as a map of z (2^k, n), params, times (4,) and the end time: (2^k, stages, n)."""
 
-    def one(z, params, times, t1):
-        stages = lambda u, p: _stages(flow, params, u, p, times, t1, extra=extra)
+    def one(z, params, times, t1, after=None):
+        stages = lambda u, p: _stages(flow, params, u, p, times, t1, after, extra=extra)
         return with_tangents(stages, flow.order)(z, params["p"], params["xs"])
 
     return one
 
 
-def _stages(flow: Flow, params, u, p, times, t1, *, extra: bool):
-    """The stages of a recorded step, with `extra` those that only dense output needs too."""
+def _stages(flow: Flow, params, u, p, times, t1, after=None, *, extra: bool):
+    """The stages of a recorded step, with `extra` those that only dense output needs too.
+
+    after (N,): the recorded state after a BDF step, which has its solution.
+    """
     t, t_lo, dt, auto = times
-    k = flow.stages(p, params["aux"], params["tol"], t, t_lo, u, dt, t1, mode_of(auto))
+    known = None if after is None else after[: flow.settings.method.states(after.size)]
+    k = flow.stages(p, params["aux"], params["tol"], t, t_lo, u, dt, t1, mode_of(auto), known)
     if not extra:
         return k
     f = lambda t, u: flow.field(t, u, p, params["aux"])

@@ -29,8 +29,15 @@ def with_own_choices(flow: Flow) -> Flow:
 
 
 def settings_of(flow: Flow, factor: int = 1) -> Settings:
-    """Those settings for an equation with `factor` times the operations of the augmented field."""
-    return with_own_choices(flow).settings_for(factor)
+    """Those settings for a backward equation with `factor` times the operations of the augmented field.
+
+    It is solved in pieces, each of which a method of several steps would have to begin anew: its companion takes those.
+    """
+    settings = with_own_choices(flow).settings_for(factor)
+    if not settings.method.multistep:
+        return settings
+    method = dataclass_replace(settings.method, tableau=settings.tableau.companion)
+    return dataclass_replace(settings, method=method)
 
 
 def tolerances(flow: Flow, options):
@@ -64,7 +71,8 @@ def adjoint(flow: Flow, w, wanted: list[int]):
 
     def with_directions(fn, y, params):
         """The rows (.., big) that fn(z, params) gives, with those of every direction after them; and what else."""
-        z, s = y[:big], y[big:].reshape(count, big)
+        y = y.reshape(count + 1, -1)
+        z, s = y[0], y[1:]
         p = select(params["p"], wanted)
 
         def along(s, x):
@@ -80,9 +88,9 @@ def adjoint(flow: Flow, w, wanted: list[int]):
 
     inner = augmented_stages(flow)
 
-    def stages(params, t, t_lo, y, dt, t_stop, mode, tol):
+    def stages(params, t, t_lo, y, dt, t_stop, mode, tol, known):
         def of(z, params):
-            out = inner(params, t, t_lo, z, dt, t_stop, mode, tol)
+            out = inner(params, t, t_lo, z, dt, t_stop, mode, tol, known)
             return jnp.concatenate([out.k, out.err[None]]), out._replace(k=None, err=None)
 
         rows, out = with_directions(of, y, params)
@@ -98,6 +106,8 @@ def adjoint(flow: Flow, w, wanted: list[int]):
         task.t0,
         task.t1,
         task.ts,
+        task.system,
+        blocks=task.blocks * (count + 1),
     )
     if flow.settings.method.implicit:
         all_ = all_._replace(stages=stages, velocity=field_of(augmented_velocity(flow)))

@@ -30,7 +30,7 @@ def applies(flow: Flow, wanted: list[int]) -> bool:
     leaves = select(flow.p, wanted)
     real = all(jnp.issubdtype(x.dtype, jnp.floating) for x in [flow.u0, *leaves])
     small = (flow.lanes.size or 1) <= LANES_MAX and _directions(flow, wanted) <= DIRECTIONS_MAX
-    return real and small and flow.has_forward_mode
+    return real and small and flow.has_forward_mode and not flow.settings.method.multistep
 
 
 def _sizes(flow: Flow, wanted: list[int]) -> list[int]:

@@ -5,6 +5,7 @@ This package owns coefficients and their citations.  It knows nothing of JAX or 
 
 from odesens.methods.tableaus.auto import AutoSwitch
 from odesens.methods.tableaus.base import Tableau
+from odesens.methods.tableaus.bdf import BdfTableau
 from odesens.methods.tableaus.dormand_prince import DOP853, DP5
 from odesens.methods.tableaus.esdirk import KENCARP4, KENCARP5, KVAERNO3, KVAERNO5, TRBDF2
 from odesens.methods.tableaus.implicit import EsdirkTableau, RosenbrockTableau
@@ -44,6 +45,7 @@ __all__ = [
     "VERN8",
     "VERN9",
     "AutoSwitch",
+    "BdfTableau",
     "EsdirkTableau",
     "RosenbrockTableau",
     "Tableau",
