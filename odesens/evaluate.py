@@ -18,6 +18,7 @@ from .call import LANE, NONE, RECORD, SHARED, Call
 from .extension import vary, varying_axes
 from .integrate.lanes import Lanes
 from .integrate.loop import Options, integrate
+from .integrate.queue import integrate_queued
 from .integrate.record import FIELDS, Record
 from .methods import initial
 from .methods.linear import Mass
@@ -150,7 +151,11 @@ def _solve(call: Call, flow: Flow) -> list:
     residual = call.spec.sensealg.residual
     on_mesh = call.emit_record and residual == "mesh"
     rows = call.record_rows(flow.ts.shape[-1]) if on_mesh else 0
-    result = integrate(flow.settings, task, options, flow.axes["options"], flow.lanes, record=rows)
+    problem, width = (flow.settings, task, options, flow.axes["options"], flow.lanes), call.spec.width
+    if width is not None and flow.lanes.size is not None and flow.lanes.size > width:
+        result = integrate_queued(*problem, width)
+    else:
+        result = integrate(*problem, record=rows)
     out = _leaves(call, result.us)
     lane = result.lane
     if consistent is not None:

@@ -6,7 +6,7 @@ Owns: the options' defaults, the order of things, every step as saved times. Mus
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,6 +139,27 @@ def _has_forward_mode(sol: ODESolution) -> bool:
 
 def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
     """`solve` with the method that is named, or one by what can be told without solving."""
+    call, head, t1, u_tree, every_step = prepare(prob, alg, u0, p, tspan, options)
+    if every_step:
+        return _solve_steps(call, head, t1, u_tree)
+    outs = flow(call, *head)
+    n = call.n_u
+    record = outs[-RECORD:] if call.emit_record else None
+    return _wrap(call, head, record, jnp.asarray(head[call.i_ts]), outs[:n], outs[n:], u_tree)
+
+
+class Prepared(NamedTuple):
+    """A problem as a call of the primitive and its operands; the structure of u; whether every step is to be saved."""
+
+    call: Call
+    operands: list
+    t1: Any
+    u_tree: Any
+    every_step: bool
+
+
+def prepare(prob: ODEProblem, alg, u0, p, tspan, options: dict, width: int | None = None) -> Prepared:
+    """The call of the primitive that solves the problem; `width` is that of `Spec`."""
     check_options(options, "solve")
     given = {**prob.options, **options}
     merged = {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}}
@@ -163,7 +184,7 @@ def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
     u_leaves, u_tree = jax.tree.flatten(u)
     names = tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(u))
     initialise = check_initialisation(merged["initializealg"]) if mass is not None and mass.singular else None
-    spec = Spec(field, settings, sensealg, bool(merged["throw"]), alg, names, initialise)
+    spec = Spec(field, settings, sensealg, bool(merged["throw"]), alg, names, initialise, width)
 
     bounds = numbers(merged, u, field.state, dtype)
     empty = np.zeros(0, dtype)
@@ -173,12 +194,7 @@ def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
     head = vary(head, varying_axes(*traced)) if traced else head
     head = head if traced else _placed(head)
     call = _call(spec, len(head), ts is not None and bool(merged["dense"]) and sensealg.residual == "mesh")
-    if ts is None:
-        return _solve_steps(call, head, t1, u_tree)
-    outs = flow(call, *head)
-    n = call.n_u
-    record = outs[-RECORD:] if call.emit_record else None
-    return _wrap(call, head, record, jnp.asarray(head[call.i_ts]), outs[:n], outs[n:], u_tree)
+    return Prepared(call, head, t1, u_tree, ts is None)
 
 
 @functools.lru_cache(maxsize=512)
