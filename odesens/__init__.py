@@ -27,6 +27,14 @@ from .algorithms import (
     Vern8,
     Vern9,
 )
+from .ensemble import (
+    EnsembleError,
+    EnsembleProblem,
+    EnsembleSerial,
+    EnsembleSharded,
+    EnsembleSolution,
+    EnsembleVectorized,
+)
 from .jacobian_check import check_jacobian
 from .methods.controller import IController, PIController, PIDController
 from .problem import BrownBasic, CheckInit, ODEProblem, SplitODEProblem, remake
@@ -59,6 +67,12 @@ __all__ = [
     "BrownBasic",
     "CheckInit",
     "DiscreteAdjoint",
+    "EnsembleError",
+    "EnsembleProblem",
+    "EnsembleSerial",
+    "EnsembleSharded",
+    "EnsembleSolution",
+    "EnsembleVectorized",
     "Euler",
     "ForwardSensitivity",
     "GaussAdjoint",

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from . import evaluate as plain
-from .call import NONE, RECORD, SHARED, Call
+from .call import RECORD, SHARED, Call
 from .extension import vary, varying_axes
 from .integrate.record import FIELDS
 

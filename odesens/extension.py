@@ -5,6 +5,7 @@ such jaxprs are the same program; varying manual axes and shardings of abstract 
 Must not know: differential equations, solvers, user types.
 """
 
+import collections
 import contextlib
 import types
 from collections.abc import Callable, Hashable, Sequence
@@ -141,6 +142,31 @@ def _bind(eqn, inputs) -> list:
     subfuns, params = bound if isinstance(bound, tuple) else ((), bound)  # newer JAX has them among the parameters
     outs = eqn.primitive.bind(*subfuns, *inputs, **params)
     return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def dependent(closed, varied: Sequence[bool]) -> list[bool]:
+    """Which results of a jaxpr depend on any of the arguments that are `varied`."""
+    jaxpr = closed.jaxpr
+    moved = {v for v, yes in zip(jaxpr.invars, varied, strict=True) if yes}
+    reads = lambda atoms: any(v in moved for v in atoms if not isinstance(v, jex.Literal))
+    for eqn in jaxpr.eqns:
+        if reads(eqn.invars):
+            moved.update(eqn.outvars)
+    return [reads([v]) for v in jaxpr.outvars]
+
+
+_PROGRAMS: collections.OrderedDict = collections.OrderedDict()  # compiled ones, most recently used last
+_PROGRAMS_MAX = 128
+
+
+def compiled(closed, **options) -> Callable[..., list]:
+    """`jax.jit` of a jaxpr without constants, with its options; the same object for the same program traced anew."""
+    key = (jaxpr_key(closed), tuple(sorted(options.items())))
+    run = _PROGRAMS.pop(key, None) or jax.jit(jex.jaxpr_as_fun(closed), **options)
+    _PROGRAMS[key] = run
+    if len(_PROGRAMS) > _PROGRAMS_MAX:
+        _PROGRAMS.popitem(last=False)
+    return run
 
 
 def contains_primitive(jaxpr, name: str) -> bool:

@@ -55,13 +55,15 @@ DEFAULTS = {
 }
 
 
+@functools.singledispatch
 def solve(
     prob: ODEProblem, alg=None, *, u0: PyTree = None, p: PyTree = None, tspan: Any = None, **options
 ) -> ODESolution:
     """Solve du/dt = f(t, u, p) from u(t0) = u0 over tspan = (t0, t1).
 
     Differentiable to any order, in forward and reverse mode, with respect to u0, p, t0, t1, each saved time, and
-    whatever floating arrays f captures; under `jit`, `vmap`, `scan`, `shard_map` and any nesting of them.
+    whatever floating arrays f captures; under `jit`, `vmap`, `scan`, `shard_map` and any nesting of them. For an
+    `EnsembleProblem` see `odesens.ensemble.solve_ensemble`.
 
     Parameters
     ----------
@@ -116,7 +118,8 @@ def solve(
     """
     if not isinstance(prob, ODEProblem):
         raise TypeError(
-            f"solve needs an ODEProblem first, got {type(prob).__name__}: write solve(ODEProblem(f, ...), ..)"
+            f"solve needs an ODEProblem or EnsembleProblem first, got {type(prob).__name__}: write "
+            "solve(ODEProblem(f, ...), ..)"
         )
     try:
         sol = _solve(prob, alg, u0, p, tspan, options)

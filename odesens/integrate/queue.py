@@ -4,8 +4,8 @@ Owns: which lane works on which trajectory, when lanes are filled again, running
 know: how a step is made, recorded or differentiated (`loop`).
 
 The cost is that of the sum of all steps, not of the longest trajectory times their number. Filling lanes costs about
-as much as `PATIENCE` steps of all of them, so it waits until as many steps of idle lanes were wasted: that costs at most
-twice what knowing the future would. When the queue is empty and few lanes still run, they go on alone.
+as much as `PATIENCE` steps of all of them, so it waits until as many steps of idle lanes were wasted: that costs at
+most twice what knowing the future would. When the queue is empty and few lanes still run, they go on alone.
 """
 
 from typing import Any, NamedTuple
@@ -97,7 +97,9 @@ class Queue(NamedTuple):
         return work._replace(lane=lane, us=us)
 
 
-def integrate_queued(settings: Settings, task: Task, options: Options, options_axes, lanes: Lanes, width: int) -> Result:
+def integrate_queued(
+    settings: Settings, task: Task, options: Options, options_axes, lanes: Lanes, width: int
+) -> Result:
     """`integrate` of all `lanes`, without a record, where no more than `width` of them are in the loop at once."""
     assert lanes.size is not None
     count, width = lanes.size, min(width, lanes.size)
