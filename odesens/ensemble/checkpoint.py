@@ -52,8 +52,9 @@ class Folder:
             return
         partial = self.path / f"batch_{number:06d}.{os.getpid()}.partial"
         named = {f"array_{j}": np.asarray(x) for j, x in enumerate(arrays)}
+        named["fingerprint"] = np.array(self.fingerprint)
         with open(partial, "wb") as stream:
-            np.savez(stream, fingerprint=np.array(self.fingerprint), **named)
+            np.savez(stream, allow_pickle=False, **named)
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(self.file(number))

@@ -6,9 +6,12 @@ Owns: the bars that are open. Must not know: what is counted. It is called from 
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
+
+import jax
 
 _EVERY = 0.5  # seconds between lines of text
-_open: dict[int, "Text"] = {}
+_open: dict[int, Any] = {}
 
 
 class Text:
@@ -31,7 +34,7 @@ class Text:
 
 def make_bar(total: int):
     try:
-        from tqdm.auto import tqdm
+        from tqdm.auto import tqdm  # pyright: ignore[reportMissingModuleSource]
     except ImportError:
         return Text(total)
     return tqdm(total=total, unit="traj")
@@ -39,6 +42,8 @@ def make_bar(total: int):
 
 def show(token, done, total) -> None:
     """Bring the bar of a solve up to `done` trajectories; the solve is told from others by its token."""
+    if jax.process_index():  # the first process speaks for all
+        return
     token, done, total = int(token), int(done), int(total)
     bar = _open.get(token)
     if bar is None:

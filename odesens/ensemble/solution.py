@@ -3,12 +3,15 @@
 Owns: access to trajectories, statistics over them, how each ended. Must not know: how they were solved.
 """
 
+import functools
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..call import Call
 from ..saveat import concrete
 from ..solution import ODESolution, Stats
 from ..status import ReturnCode
@@ -31,13 +34,18 @@ class Summary(NamedTuple):
     count: Any
 
 
-class Operands(NamedTuple):
-    """The operands of all trajectories' calls, those that differ with a leading axis, and the call."""
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["varied", "call", "u_tree"])
+@dataclass(frozen=True)
+class Operands:
+    """The operands of all trajectories' calls, those that are `varied` with a leading axis; and the call of one."""
 
     values: tuple
     varied: tuple[bool, ...]
-    call: Any
+    call: Call
     u_tree: Any
+
+    def of(self, i) -> tuple:
+        return tuple(x[i] if varied else x for x, varied in zip(self.values, self.varied, strict=True))
 
 
 @jax.tree_util.register_pytree_node_class
@@ -70,15 +78,12 @@ class EnsembleSolution:
         self._reduced = reduced
 
     def tree_flatten(self):
-        own = self._operands
-        values, static = (None, None) if own is None else (own.values, own[1:])
-        return (self.u, self.retcodes, self._counts, values), (static, self._reduced)
+        return (self.u, self.retcodes, self._counts, self._operands), self._reduced
 
     @classmethod
     def tree_unflatten(cls, static, children):
-        own, reduced = static
-        u, codes, counts, values = children
-        return cls(u, codes, counts, None if own is None else Operands(values, *own), reduced)
+        u, codes, counts, operands = children
+        return cls(u, codes, counts, operands, static)
 
     @property
     def t(self):
@@ -115,9 +120,10 @@ class EnsembleSolution:
         own = self._operands
         if own is None:
             return u
-        operands = tuple(x[i] if varied else x for x, varied in zip(own.values, own.varied, strict=True))
-        ts = operands[own.call.i_ts]
-        return ODESolution(ts, u, self.retcodes[i], self._counts[i], operands, None, own.call, own.u_tree)
+        operands = own.of(i)
+        return ODESolution(
+            operands[own.call.i_ts], u, self.retcodes[i], self._counts[i], operands, None, own.call, own.u_tree
+        )
 
     def __iter__(self):
         return (self[i] for i in range(len(self)))
@@ -139,12 +145,12 @@ class EnsembleSolution:
         TypeError, ValueError
             After `output_func` or `reduction`; where trajectories were saved at different times.
         """
-        if self._operands is None:
+        t = self.t
+        if t is None:
             raise TypeError("summary() is over states: this ensemble has an output_func or a reduction")
         levels = np.asarray(quantiles, float)
         if levels.ndim != 1 or not np.all((levels >= 0) & (levels <= 1)):
             raise ValueError(f"quantiles must be numbers from 0 to 1, got {quantiles!r}")
-        t = self.t
         if t.ndim == 2:
             known = concrete(t)
             if known is not None and known.size and np.any(known != known[:1]):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from ..extension import hoist, jaxpr_key
 from ..field import is_array
@@ -134,7 +135,7 @@ def _is_traceable(of_function: Callable, shared, rows: dict) -> bool:
 def _same(a, b) -> bool:
     if a is b:
         return True
-    if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+    if isinstance(a, Tracer) or isinstance(b, Tracer):
         return False
     return fingerprint([], [a]) == fingerprint([], [b])
 
@@ -172,7 +173,7 @@ def _stacked(problems: list[ODEProblem], prob: ODEProblem) -> Trajectories:
 
 def _stack(trees: list):
     def stack(*xs):
-        if any(isinstance(x, jax.core.Tracer) for x in xs):
+        if any(isinstance(x, Tracer) for x in xs):
             return jnp.stack(xs)
         return jnp.asarray(np.stack([np.asarray(x) for x in xs]))
 
