@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from ..extension import compiled, dependent, hoist
 from .batch import Solver, mapped, pad
@@ -157,7 +158,7 @@ class Program:
         if isinstance(self.algorithm, EnsembleSharded):
             mesh = self.algorithm.devices()
             everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-            operands = [jax.device_put(x, everywhere) for x in operands]
+            operands = [x if isinstance(x, Tracer) else jax.device_put(x, everywhere) for x in operands]
             if jax.process_count() > 1:  # each process gets all results
                 options["out_shardings"] = everywhere
         return compiled(self.jaxpr, **options)(*operands)

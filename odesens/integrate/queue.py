@@ -17,7 +17,7 @@ from ..extension import compiled_whole, vary, varying_axes, while_loop
 from .lanes import FEW, Lanes
 from .loop import RUNNING, Lane, Options, Result, Settings, Task, in_order, save, start, stepper, velocity_of
 
-PATIENCE = 4
+PATIENCE = 16
 
 
 class Work(NamedTuple):
