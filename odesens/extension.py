@@ -370,7 +370,7 @@ def compiled_whole(fun: Callable, *args, otherwise: Callable | None = None):
     """
     otherwise = fun if otherwise is None else otherwise
     leaves, tree = jax.tree.flatten(args)
-    here = _WHOLE_TESTED and jax.default_backend() == "cpu" and jax.sharding.get_abstract_mesh().empty
+    here = _WHOLE_TESTED and jax.default_backend() == "cpu" and not _divided_by_xla(jax.sharding.get_abstract_mesh())
     if not here or varying_axes(*leaves):
         return otherwise(*args)
     closed, shape = jax.make_jaxpr(lambda *xs: fun(*jax.tree.unflatten(tree, xs)), return_shape=True)(*leaves)
@@ -390,6 +390,11 @@ def compiled_whole(fun: Callable, *args, otherwise: Callable | None = None):
     inputs = jax.lax.optimization_barrier([jnp.asarray(operands[i]) for i in full])
     outs = _whole.bind(*inputs, closed=jax.make_jaxpr(with_empty)(*inputs))[:-1]
     return jax.tree.unflatten(jax.tree.structure(shape), outs)
+
+
+def _divided_by_xla(mesh) -> bool:
+    """Whether any axis of a mesh is not manual, so that XLA divides the program and may add communication."""
+    return any(kind != jax.sharding.AxisType.Manual for kind in getattr(mesh, "axis_types", None) or ())
 
 
 def _touch(xs):
@@ -455,7 +460,9 @@ _whole.def_abstract_eval(lambda *avals, closed: closed.out_avals)
 def _lower_whole(ctx, *operands, closed):
     outs = mlir.lower_fun(jax.jit(jex.jaxpr_as_fun(closed)), multiple_results=True)(ctx, *operands)
     devices = ctx.module_context.axis_context
-    if not isinstance(devices, mlir.ShardingContext) or devices.num_devices != 1:
+    alone = isinstance(devices, mlir.ShardingContext) and devices.num_devices == 1
+    manual = isinstance(devices, mlir.SPMDAxisContext) and devices.manual_axes == frozenset(devices.mesh.axis_names)
+    if not alone and not manual:
         return outs  # XLA may put communication into the function, which cannot be compiled in this way
     text = mlir.ir.StringAttr.get
     marks: dict = {"inlineable": text("false"), "xla_cpu_small_call": text("true")}
