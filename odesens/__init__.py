@@ -30,6 +30,14 @@ from .algorithms import (
     Vern9,
 )
 from .callbacks import CallbackSet, ContinuousCallback, DiscreteCallback, PeriodicCallback, PresetTimeCallback
+from .ensemble import (
+    EnsembleError,
+    EnsembleProblem,
+    EnsembleSerial,
+    EnsembleSharded,
+    EnsembleSolution,
+    EnsembleVectorized,
+)
 from .jacobian_check import check_jacobian
 from .methods.controller import IController, PIController, PIDController
 from .problem import BrownBasic, CheckInit, ODEProblem, SplitODEProblem, remake
@@ -70,6 +78,12 @@ __all__ = [
     "DiscreteAdjoint",
     "DiscreteCallback",
     "DynamicSS",
+    "EnsembleError",
+    "EnsembleProblem",
+    "EnsembleSerial",
+    "EnsembleSharded",
+    "EnsembleSolution",
+    "EnsembleVectorized",
     "Euler",
     "Events",
     "ForwardSensitivity",

@@ -41,6 +41,7 @@ class Spec:
     names: tuple[str, ...]  # of the state's leaves, for messages
     initialise: str | None = None  # whether the algebraic equations at t0 are solved, "solve", or checked, "check"
     events: EventSystem | None = None
+    width: int | None = None  # lanes in the loop at once, the others in a queue; all of them where None
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,8 @@ class Call:
         """Rows of the record; the same for any number of lanes, so that `vmap` changes no shape but the lanes' axis."""
         if self.spec.events is not None:
             return self.spec.events.most
+        if self.spec.width is not None:  # the number of steps only
+            return 1
         most = self.rows or rows_for(self.spec.settings.max_steps, self.spec.field.state.size)
         return {"mesh": most, "saves": m + 1, "nothing": 0}[self.spec.sensealg.residual]
 

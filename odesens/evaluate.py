@@ -19,6 +19,7 @@ from .extension import vary, varying_axes
 from .integrate import eventful
 from .integrate.lanes import Lanes
 from .integrate.loop import Lane, Options, integrate
+from .integrate.queue import integrate_queued
 from .integrate.record import FIELDS, Record
 from .methods import initial
 from .methods.linear import Mass
@@ -155,7 +156,13 @@ def _solve(call: Call, flow: Flow) -> list:
     residual = call.spec.sensealg.residual
     on_mesh = call.emit_record and residual == "mesh"
     rows = call.record_rows(flow.ts.shape[-1]) if on_mesh else 0
-    result = integrate(flow.settings, task, options, flow.axes["options"], flow.lanes, record=rows)
+    problem, width = (flow.settings, task, options, flow.axes["options"], flow.lanes), call.spec.width
+    queued = width is not None and flow.lanes.size is not None and flow.lanes.size > width
+    if queued and not flow.settings.method.multistep:  # what a BDF method carries is not exchanged
+        assert width is not None
+        result = integrate_queued(*problem, width)
+    else:
+        result = integrate(*problem, record=rows)
     out = _leaves(call, result.us)
     lane = result.lane
     if consistent is not None:

@@ -5,6 +5,7 @@ such jaxprs are the same program; varying manual axes and shardings of abstract 
 Must not know: differential equations, solvers, user types.
 """
 
+import collections
 import contextlib
 import types
 from collections.abc import Callable, Hashable, Sequence
@@ -149,11 +150,29 @@ def restricted(closed, start: int, stop: int):
     return jex.ClosedJaxpr(jaxpr.replace(eqns=_live(jaxpr)), closed.consts)
 
 
-def depends_on(closed, index: int) -> bool:
-    """Whether any result of a jaxpr is computed from its argument `index`."""
-    argument = closed.jaxpr.invars[index]
-    used = {v for e in _live(closed.jaxpr) for v in e.invars if not isinstance(v, jex.Literal)}
-    return argument in used or any(v is argument for v in closed.jaxpr.outvars)
+def dependent(closed, varied: Sequence[bool]) -> list[bool]:
+    """Which results of a jaxpr depend on any of the arguments that are `varied`."""
+    jaxpr = closed.jaxpr
+    moved = {v for v, yes in zip(jaxpr.invars, varied, strict=True) if yes}
+    reads = lambda atoms: any(v in moved for v in atoms if not isinstance(v, jex.Literal))
+    for eqn in jaxpr.eqns:
+        if reads(eqn.invars):
+            moved.update(eqn.outvars)
+    return [reads([v]) for v in jaxpr.outvars]
+
+
+_PROGRAMS: collections.OrderedDict = collections.OrderedDict()  # compiled ones, most recently used last
+_PROGRAMS_MAX = 128
+
+
+def compiled(closed, **options) -> Callable[..., list]:
+    """`jax.jit` of a jaxpr without constants, with its options; the same object for the same program traced anew."""
+    key = (jaxpr_key(closed), tuple(sorted(options.items())))
+    run = _PROGRAMS.pop(key, None) or jax.jit(jex.jaxpr_as_fun(closed), **options)
+    _PROGRAMS[key] = run
+    if len(_PROGRAMS) > _PROGRAMS_MAX:
+        _PROGRAMS.popitem(last=False)
+    return run
 
 
 def contains_primitive(jaxpr, name: str) -> bool:
@@ -357,7 +376,7 @@ def compiled_whole(fun: Callable, *args, otherwise: Callable | None = None):
     """
     otherwise = fun if otherwise is None else otherwise
     leaves, tree = jax.tree.flatten(args)
-    here = _WHOLE_TESTED and jax.default_backend() == "cpu" and jax.sharding.get_abstract_mesh().empty
+    here = _WHOLE_TESTED and jax.default_backend() == "cpu" and not _divided_by_xla(jax.sharding.get_abstract_mesh())
     if not here or varying_axes(*leaves):
         return otherwise(*args)
     closed, shape = jax.make_jaxpr(lambda *xs: fun(*jax.tree.unflatten(tree, xs)), return_shape=True)(*leaves)
@@ -377,6 +396,11 @@ def compiled_whole(fun: Callable, *args, otherwise: Callable | None = None):
     inputs = jax.lax.optimization_barrier([jnp.asarray(operands[i]) for i in full])
     outs = _whole.bind(*inputs, closed=jax.make_jaxpr(with_empty)(*inputs))[:-1]
     return jax.tree.unflatten(jax.tree.structure(shape), outs)
+
+
+def _divided_by_xla(mesh) -> bool:
+    """Whether any axis of a mesh is not manual, so that XLA divides the program and may add communication."""
+    return any(kind != jax.sharding.AxisType.Manual for kind in getattr(mesh, "axis_types", None) or ())
 
 
 def _touch(xs):
@@ -442,7 +466,9 @@ _whole.def_abstract_eval(lambda *avals, closed: closed.out_avals)
 def _lower_whole(ctx, *operands, closed):
     outs = mlir.lower_fun(jax.jit(jex.jaxpr_as_fun(closed)), multiple_results=True)(ctx, *operands)
     devices = ctx.module_context.axis_context
-    if not isinstance(devices, mlir.ShardingContext) or devices.num_devices != 1:
+    alone = isinstance(devices, mlir.ShardingContext) and devices.num_devices == 1
+    manual = isinstance(devices, mlir.SPMDAxisContext) and devices.manual_axes == frozenset(devices.mesh.axis_names)
+    if not alone and not manual:
         return outs  # XLA may put communication into the function, which cannot be compiled in this way
     text = mlir.ir.StringAttr.get
     marks: dict = {"inlineable": text("false"), "xla_cpu_small_call": text("true")}

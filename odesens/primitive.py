@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import evaluate
+from . import batches, evaluate
 from .call import COUNTS, LANE, NONE, RECORD, SHARED, Call
 from .extension import Typing, Zero, automatic, is_undefined_primal, make_primitive, zero_tangent
 from .integrate.record import FIELDS
@@ -43,7 +43,7 @@ def flow(call: Call, *operands) -> list:
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(call: Call) -> Callable:
-    return jax.jit(functools.partial(evaluate.evaluate, call, flow))
+    return jax.jit(functools.partial(batches.evaluate, call, flow))
 
 
 def _impl(*operands, call: Call):
@@ -58,7 +58,7 @@ def _lower(*operands, call: Call):
     if not typing.explicit:
         return _compiled(call)(*operands)
     specs = [typing.sharding(spec, len(shape)) for shape, _, spec in _results(call, operands, typing)]
-    return automatic(functools.partial(evaluate.evaluate, call, flow), operands, specs)
+    return automatic(functools.partial(batches.evaluate, call, flow), operands, specs)
 
 
 def _abstract(*avals, call: Call):

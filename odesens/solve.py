@@ -6,7 +6,7 @@ Owns: the options' defaults, the order of things, every step as saved times. Mus
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,13 +61,15 @@ DEFAULTS = {
 }
 
 
+@functools.singledispatch
 def solve(
     prob: ODEProblem, alg=None, *, u0: PyTree = None, p: PyTree = None, tspan: Any = None, **options
 ) -> ODESolution:
     """Solve du/dt = f(t, u, p) from u(t0) = u0 over tspan = (t0, t1).
 
     Differentiable to any order, in forward and reverse mode, with respect to u0, p, t0, t1, each saved time, and
-    whatever floating arrays f captures; under `jit`, `vmap`, `scan`, `shard_map` and any nesting of them.
+    whatever floating arrays f captures; under `jit`, `vmap`, `scan`, `shard_map` and any nesting of them. For an
+    `EnsembleProblem` see `odesens.ensemble.solve_ensemble`.
 
     Parameters
     ----------
@@ -135,7 +137,8 @@ def solve(
         if hasattr(prob, "_solve"):  # a problem that brings its own
             return prob._solve(alg, u0=u0, p=p, tspan=tspan, **options)
         raise TypeError(
-            f"solve needs an ODEProblem first, got {type(prob).__name__}: write solve(ODEProblem(f, ...), ..)"
+            f"solve needs an ODEProblem or EnsembleProblem first, got {type(prob).__name__}: write "
+            "solve(ODEProblem(f, ...), ..)"
         )
     try:
         sol = _solve(prob, alg, u0, p, tspan, options)
@@ -158,6 +161,29 @@ def _has_forward_mode(sol: ODESolution) -> bool:
 
 def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
     """`solve` with the method that is named, or one by what can be told without solving."""
+    call, head, t1, u_tree, every_step = prepare(prob, alg, u0, p, tspan, options)
+    if every_step and call.spec.events is not None:
+        return _solve_event_steps(call, head, u_tree)
+    if every_step:
+        return _solve_steps(call, head, t1, u_tree)
+    outs = flow(call, *head)
+    n = call.n_values
+    record = outs[-RECORD:] if call.emit_record else None
+    return wrap(call, head, record, jnp.asarray(head[call.i_ts]), outs[:n], outs[n:], u_tree)
+
+
+class Prepared(NamedTuple):
+    """A problem as a call of the primitive and its operands; the structure of u; whether every step is to be saved."""
+
+    call: Call
+    operands: list
+    t1: Any
+    u_tree: Any
+    every_step: bool
+
+
+def prepare(prob: ODEProblem, alg, u0, p, tspan, options: dict, width: int | None = None) -> Prepared:
+    """The call of the primitive that solves the problem; `width` is that of `Spec`."""
     check_options(options, "solve")
     given = {**prob.options, **options}
     merged = {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}}
@@ -185,7 +211,8 @@ def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
     u_leaves, u_tree = jax.tree.flatten(u)
     names = tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(u))
     initialise = check_initialisation(merged["initializealg"]) if mass is not None and mass.singular else None
-    spec = Spec(field, settings, sensealg, bool(merged["throw"]), alg, names, initialise, events)
+    width = width if events is None else None  # the queue has no events
+    spec = Spec(field, settings, sensealg, bool(merged["throw"]), alg, names, initialise, events, width)
 
     bounds = numbers(merged, u, field.state, dtype)
     empty = np.zeros(0, dtype)
@@ -195,13 +222,7 @@ def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
     head = vary(head, varying_axes(*traced)) if traced else head
     head = head if traced else _placed(head)
     keeps = ts is not None and bool(merged["dense"]) and sensealg.residual == "mesh" and events is None
-    call = _call(spec, len(head), keeps)
-    if ts is None:
-        return _solve_steps(call, head, t1, u_tree) if events is None else _solve_event_steps(call, head, u_tree)
-    outs = flow(call, *head)
-    n = call.n_values
-    record = outs[-RECORD:] if call.emit_record else None
-    return _wrap(call, head, record, jnp.asarray(head[call.i_ts]), outs[:n], outs[n:], u_tree)
+    return Prepared(_call(spec, len(head), keeps), head, t1, u_tree, ts is None)
 
 
 @functools.lru_cache(maxsize=512)
@@ -272,7 +293,7 @@ def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
         us = flow(given, *head, *record)
     else:
         us, record = flow(call, *head)[:n], None
-    return _wrap(call, head, record, ts[:rows], [x[:rows] for x in us], info, u_tree)
+    return wrap(call, head, record, ts[:rows], [x[:rows] for x in us], info, u_tree)
 
 
 def _solve_event_steps(call: Call, head: list, u_tree) -> ODESolution:
@@ -298,7 +319,7 @@ def _solve_event_steps(call: Call, head: list, u_tree) -> ODESolution:
     head[call.i_ts] = ts
     call = dataclasses.replace(call, rows=None)
     outs = flow(call, *head)
-    sol = _wrap(call, head, None, ts, outs[: call.n_values], outs[call.n_values :], u_tree)
+    sol = wrap(call, head, None, ts, outs[: call.n_values], outs[call.n_values :], u_tree)
     if known is None:
         return sol
     sol.t, sol.u = sol.t[:rows], jax.tree.map(lambda x: x[:rows], sol.u)
@@ -335,10 +356,11 @@ def _rows(call: Call, head: list, t1, u_tree, record, info) -> ODESolution:
     head = list(head)
     head[call.i_ts] = ts = jax.device_put(ts)
     given = record if call.spec.sensealg.residual == "mesh" else None
-    return _wrap(call, head, given, ts, us, info, u_tree)
+    return wrap(call, head, given, ts, us, info, u_tree)
 
 
-def _wrap(call: Call, head, record, ts, values, info, u_tree) -> ODESolution:
+def wrap(call: Call, head, record, ts, values, info, u_tree) -> ODESolution:
+    """The solution from the results of a call: those that have derivatives, and those that say how it ended."""
     code, counts = info[0], info[1]
     tree = functools.partial(jax.tree.unflatten, u_tree)
     n, system = call.n_u, call.spec.events

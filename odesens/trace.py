@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from .checks import check_results, check_signature
-from .extension import depends_on, hoist, jaxpr_effects, restricted, varying_axes
+from .extension import dependent, hoist, jaxpr_effects, restricted, varying_axes
 from .field import Field, Flat, Program
 from .fingerprint import Fingerprint, Unknown
 
@@ -192,7 +192,8 @@ def _split_stops(program: Program, n: int, kinds: list[str]) -> tuple[Program, d
     found = {}
     for j, kind in enumerate(kinds):
         one = part(n + j, n + j + 1)
-        if any(depends_on(one.jaxpr, i) for i in range(program.n_consts, program.n_consts + 1 + n)):
+        operands = range(len(one.jaxpr.jaxpr.invars))
+        if any(dependent(one.jaxpr, [0 <= i - program.n_consts <= n for i in operands])):
             raise TypeError(
                 "the times at which f is not smooth must not depend on t or u, only on p: build the interpolation "
                 "from parameters or constants, outside of f or inside"

@@ -259,7 +259,6 @@ def test_discrete_callback_at_the_ends_of_steps():
 @pytest.mark.parametrize("sign", [1, -1], ids=["forward", "backward"])
 def test_periodic_callback_and_its_period(sign):
     def end(x):
-        h, d = x
         doses = ode.PeriodicCallback(lambda p: p[0], lambda t, u, p: u + p[1])
         problem = ode.ODEProblem(lambda t, u, p: -sign * u, 1.0, (0.5, 0.5 + sign * 2.0), x, callback=doses)
         sol = ode.solve(problem, saveat=[0.5 + sign * 2.0], max_events=5, **TIGHT)

@@ -1,0 +1,179 @@
+"""`EnsembleSolution`: what an ensemble solve returns.
+
+Owns: access to trajectories, statistics over them, how each ended. Must not know: how they were solved.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..call import COUNTS, Call
+from ..saveat import concrete
+from ..solution import ODESolution, Stats
+from ..status import ReturnCode
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+class Summary(NamedTuple):
+    """Statistics over trajectories at each saved time.
+
+    t (m,); mean and std like u without the axis of trajectories; quantiles with a leading axis like `levels`;
+    count: the number of trajectories in them.
+    """
+
+    t: Any
+    mean: Any
+    std: Any
+    levels: Any
+    quantiles: Any
+    count: Any
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["varied", "call", "u_tree"])
+@dataclass(frozen=True)
+class Operands:
+    """The operands of all trajectories' calls, those that are `varied` with a leading axis; and the call of one."""
+
+    values: tuple
+    varied: tuple[bool, ...]
+    call: Call
+    u_tree: Any
+
+    def of(self, i) -> tuple:
+        return tuple(x[i] if varied else x for x, varied in zip(self.values, self.varied, strict=True))
+
+
+@jax.tree_util.register_pytree_node_class
+class EnsembleSolution:
+    """The solution of an `EnsembleProblem`; a pytree, which may leave `jit`.
+
+    Attributes
+    ----------
+    t : array (m,), or (N, m) where trajectories have their own times; None with `output_func` or `reduction`
+        The saved times.
+    u : pytree of arrays (N, m, ..)
+        The states: the structure of u0, leading axes trajectories and times. With `output_func`, what it returned, with
+        a leading axis; with `reduction`, the last u.
+    retcodes : array (N,) of integers, see `ReturnCode`
+    converged : array (N,) of booleans
+        Which trajectories reached the end of their spans.
+    stats : Stats of arrays (N,)
+    success : bool, or a boolean array under a transform
+        Whether all did.
+
+    `sol[i]` is trajectory i, an `ODESolution` (with `output_func`, its output); `len(sol)` and iteration go over
+    trajectories.
+    """
+
+    def __init__(self, u, codes, counts, operands: Operands | None, reduced: bool):
+        self.u = u
+        self.retcodes = codes
+        self._counts = counts
+        self._operands = operands
+        self._reduced = reduced
+
+    def tree_flatten(self):
+        return (self.u, self.retcodes, self._counts, self._operands), self._reduced
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        u, codes, counts, operands = children
+        return cls(u, codes, counts, operands, static)
+
+    @property
+    def t(self):
+        return None if self._operands is None else self._operands.values[self._operands.call.i_ts]
+
+    @property
+    def converged(self):
+        return self.retcodes <= int(ReturnCode.Terminated)
+
+    @property
+    def success(self):
+        ok = jnp.all(self.converged)
+        known = concrete(ok)
+        return ok if known is None else bool(known)
+
+    @property
+    def stats(self) -> Stats:
+        naccept, nreject, nf, nfactor, njacs = (self._counts[..., i] for i in range(COUNTS))
+        return Stats(nf=nf, njacs=njacs, nfactor=nfactor, naccept=naccept, nreject=nreject)
+
+    def __len__(self) -> int:
+        return self.retcodes.shape[0]
+
+    def __getitem__(self, i):
+        if self._reduced:
+            raise TypeError(
+                "sol[i]: the trajectories of this ensemble were reduced, sol.u is what they were reduced to"
+            )
+        if not isinstance(i, (int, np.integer)) or isinstance(i, bool):
+            raise TypeError(f"sol[i] needs the number of a trajectory, got {i!r}; slices are of sol.u")
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"sol[{i}]: this ensemble has {len(self)} trajectories")
+        u = jax.tree.map(lambda x: x[i], self.u)
+        own = self._operands
+        if own is None:
+            return u
+        operands = own.of(i)
+        return ODESolution(
+            operands[own.call.i_ts], u, self.retcodes[i], self._counts[i], operands, None, own.call, own.u_tree
+        )
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def summary(self, quantiles=QUANTILES) -> Summary:
+        """Mean, standard deviation and quantiles over the trajectories that converged, at each saved time.
+
+        Parameters
+        ----------
+        quantiles : sequence of numbers in [0, 1]
+            Levels, by linear interpolation between order statistics.
+
+        Returns
+        -------
+        Summary
+
+        Raises
+        ------
+        TypeError, ValueError
+            After `output_func` or `reduction`; where trajectories were saved at different times.
+        """
+        t = self.t
+        if t is None:
+            raise TypeError("summary() is over states: this ensemble has an output_func or a reduction")
+        levels = np.asarray(quantiles, float)
+        if levels.ndim != 1 or not np.all((levels >= 0) & (levels <= 1)):
+            raise ValueError(f"quantiles must be numbers from 0 to 1, got {quantiles!r}")
+        if t.ndim == 2:
+            known = concrete(t)
+            if known is not None and known.size and np.any(known != known[:1]):
+                raise ValueError("summary() needs the same saved times in all trajectories: give saveat as an array")
+            t = t[0] if t.shape[0] else jnp.full(t.shape[1], jnp.nan, t.dtype)
+        ok = self.converged
+        use = lambda x: jnp.where(ok.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.nan)
+        over = lambda fn: jax.tree.map(lambda x: fn(use(x)), self.u)
+        mean = over(lambda x: jnp.nanmean(x, axis=0))
+        std = over(lambda x: jnp.nanstd(x, axis=0))
+        at = over(lambda x: jnp.nanquantile(x, jnp.asarray(levels, x.dtype), axis=0)) if self._real else None
+        return Summary(t, mean, std, levels, at, jnp.sum(ok))
+
+    @property
+    def _real(self) -> bool:
+        """Whether states can be put in order."""
+        return not any(jnp.iscomplexobj(x) for x in jax.tree.leaves(self.u))
+
+    def __repr__(self) -> str:
+        shapes = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", self.u)
+        codes = concrete(self.retcodes)
+        ended = ""
+        if codes is not None:
+            kinds, counts = np.unique(codes, return_counts=True)
+            ended = ": " + ", ".join(f"{n} {ReturnCode(int(k)).name}" for k, n in zip(kinds, counts, strict=True))
+        return f"EnsembleSolution({len(self)} trajectories{ended}, u: {repr(shapes).replace(chr(39), '')})"

@@ -1,0 +1,191 @@
+"""From an ensemble problem to arrays with a leading axis, and a function from one row of them to an `ODEProblem`.
+
+Owns: tracing `prob_func`, calling it in Python where it cannot be traced, stacking. Must not know: solves, batches.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from ..extension import hoist, jaxpr_key
+from ..inputs import as_params, as_state
+from ..problem import ODEProblem, check_tspan, remake
+from ..saveat import concrete
+from ..trace import is_array
+from .checkpoint import fingerprint
+from .problem import EnsembleProblem
+
+
+class Trajectories(NamedTuple):
+    """`problem(shared, x)` is the problem of the row x of `rows`, whose arrays have the leading axis `count`."""
+
+    count: int
+    shared: Any
+    rows: dict
+    problem: Callable[[Any, dict], ODEProblem]
+
+
+class Parts(NamedTuple):
+    """The values of a problem: u0, the arrays of p, the span; and the rest of p."""
+
+    u0: Any
+    p: list
+    tspan: tuple
+    static: tuple
+
+    @classmethod
+    def of(cls, u0, p, tspan) -> "Parts":
+        leaves, tree = jax.tree.flatten(as_params(p))
+        arrays = [jnp.asarray(x) for x in leaves if is_array(x)]
+        return cls(as_state(u0), arrays, check_tspan(tspan), (tree, tuple(None if is_array(x) else x for x in leaves)))
+
+    @property
+    def params(self):
+        tree, rest = self.static
+        arrays = iter(self.p)
+        return jax.tree.unflatten(tree, [next(arrays) if x is None else x for x in rest])
+
+
+def trajectories(eprob: EnsembleProblem, count: int | None) -> Trajectories:
+    """The trajectories of an ensemble problem; `count` where its arrays do not tell."""
+    prob = eprob.prob
+    given = {"u0": eprob.u0, "p": eprob.p, "tspan": eprob.tspan}
+    base = Parts.of(*(getattr(prob, k) if x is None else x for k, x in given.items()))
+    rows: dict = {}
+    if eprob.u0 is not None:
+        rows["u0"] = base.u0
+    if eprob.p is not None:
+        rows["p"] = base.p
+    if eprob.tspan is not None:
+        rows["tspan"] = {j: jnp.asarray(t) for j, t in enumerate(base.tspan) if jnp.ndim(t)}
+    count = _count(rows, count)
+    rows["i"] = jnp.arange(max(count, 1), dtype=jnp.int32)[:count]
+    shared = {k: getattr(base, k) for k in ("u0", "p") if k not in rows}
+
+    def of_arrays(shared, x) -> ODEProblem:
+        parts = base._replace(p=x.get("p", shared.get("p")))
+        tspan = tuple(x.get("tspan", {}).get(j, t) for j, t in enumerate(base.tspan))
+        return remake(prob, u0=x.get("u0", shared.get("u0")), p=parts.params, tspan=tspan)
+
+    if eprob.prob_func is None:
+        return Trajectories(count, shared, rows, of_arrays)
+    own = eprob.prob_func
+    of_function = lambda shared, x: _checked(own(of_arrays(shared, x), x["i"], 0))
+    if count == 0 or _is_traceable(of_function, shared, rows):
+        return Trajectories(count, shared, rows, of_function)
+    pick = lambda i: {k: jax.tree.map(lambda a: a[i], v) for k, v in rows.items()}
+    untouched = not any(k in rows for k in ("u0", "p", "tspan"))
+    problems = [_checked(own(prob if untouched else of_arrays(shared, pick(i)), i, 0)) for i in range(count)]
+    return _stacked(problems, prob)
+
+
+def _count(rows: dict, count: int | None) -> int:
+    """The number of trajectories: the length of every leading axis."""
+    leaves = jax.tree_util.tree_leaves_with_path(rows)
+    lengths = {jax.tree_util.keystr(path): (x.shape[0] if x.ndim else None) for path, x in leaves}
+    if count is not None and (isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0):
+        raise ValueError(f"trajectories must be an integer >= 0, got {count!r}")
+    if not lengths and count is None:
+        raise ValueError("give trajectories=N, the number of trajectories: the ensemble problem has no batched arrays")
+    expected = int(count) if count is not None else next((n for n in lengths.values() if n is not None), None)
+    if expected is None or any(n != expected for n in lengths.values()):
+        shown = ", ".join(f"{k}: {'no axis' if n is None else n}" for k, n in lengths.items())
+        raise ValueError(
+            f"every array of the batched u0, p and tspan needs a leading axis of one length, the number of "
+            f"trajectories{'' if count is None else f' ({count})'}; got lengths {shown}"
+        )
+    return expected
+
+
+def _checked(prob) -> ODEProblem:
+    if not isinstance(prob, ODEProblem):
+        raise TypeError(
+            f"prob_func must return an ODEProblem, e.g. remake(prob, p=...), got {type(prob).__name__}: {prob!r}"
+        )
+    return prob
+
+
+def _is_traceable(of_function: Callable, shared, rows: dict) -> bool:
+    """Whether the problem of a traced i can be had, the same one each time.
+
+    A function that draws random numbers from outside JAX gives other values at each call: traced once, it would give
+    all trajectories the same ones.
+    """
+
+    def values(shared, x):
+        prob = of_function(shared, x)
+        parts = Parts.of(prob.u0, prob.p, prob.tspan)
+        return parts.u0, parts.p, [jnp.asarray(t) for t in parts.tspan]
+
+    x = jax.tree.map(lambda a: a[0], rows)
+    try:
+        # of two functions, or JAX would remember the first trace
+        first, second = (hoist(lambda *args: values(*args), shared, x) for _ in range(2))
+    except Exception:  # whatever it is, it shows again where the function is called in Python
+        return False
+    if jaxpr_key(first.jaxpr) != jaxpr_key(second.jaxpr):
+        return False
+    return all(_same(a, b) for a, b in zip(first.consts, second.consts, strict=True))
+
+
+def _same(a, b) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, Tracer) or isinstance(b, Tracer):
+        return False
+    return fingerprint([], [a]) == fingerprint([], [b])
+
+
+def _stacked(problems: list[ODEProblem], prob: ODEProblem) -> Trajectories:
+    """Problems that differ in values only as arrays with a leading axis."""
+    first = problems[0]
+    parts = [Parts.of(q.u0, q.p, q.tspan) for q in problems]
+    for i, (q, own) in enumerate(zip(problems, parts, strict=True)):
+        same = q.functions == first.functions and q.f == first.f and own.static == parts[0].static
+        same = same and q.mass_matrix is first.mass_matrix and q.jac_sparsity is first.jac_sparsity
+        if not same or not _same_options(q.options, first.options):
+            raise ValueError(
+                f"prob_func made problems 0 and {i} that differ in more than the values of u0, p and tspan (in f, an "
+                "option or the structure of p), and it cannot be traced with an integer array i: put what varies into "
+                "u0, p or tspan, or index JAX arrays by i"
+            )
+    shapes = [[jnp.shape(x) for x in jax.tree.leaves((q.u0, q.p))] for q in parts]
+    trees = [jax.tree.structure(q.u0) for q in parts]
+    for i in range(len(parts)):
+        if shapes[i] != shapes[0] or trees[i] != trees[0]:
+            raise ValueError(f"prob_func made problems 0 and {i} whose u0 or p have different structures or shapes")
+    rows = {"u0": _stack([q.u0 for q in parts]), "p": _stack([q.p for q in parts])}
+    rows["i"] = jnp.arange(len(parts), dtype=jnp.int32)
+    spans = [[q.tspan[j] for q in parts] for j in range(2)]
+    varying = [j for j, ts in enumerate(spans) if any(t is not ts[0] and not _equal(t, ts[0]) for t in ts)]
+    rows["tspan"] = {j: jnp.stack([jnp.asarray(t) for t in spans[j]]) for j in varying}
+
+    def problem(_, x) -> ODEProblem:
+        tspan = tuple(x["tspan"].get(j, t) for j, t in enumerate(first.tspan))
+        return remake(first, u0=x["u0"], p=parts[0]._replace(p=x["p"]).params, tspan=tspan)
+
+    return Trajectories(len(parts), {}, rows, problem)
+
+
+def _stack(trees: list):
+    def stack(*xs):
+        if any(isinstance(x, Tracer) for x in xs):
+            return jnp.stack(xs)
+        return jnp.asarray(np.stack([np.asarray(x) for x in xs]))
+
+    return jax.tree.map(stack, *trees)
+
+
+def _equal(a, b) -> bool:
+    a, b = concrete(jnp.asarray(a)), concrete(jnp.asarray(b))
+    return a is not None and b is not None and bool(a == b)
+
+
+def _same_options(a: dict, b: dict) -> bool:
+    if a.keys() != b.keys():
+        return False
+    return all(x is b[k] or (np.shape(x) == np.shape(b[k]) and bool(np.all(x == b[k]))) for k, x in a.items())
