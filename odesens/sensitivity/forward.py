@@ -106,7 +106,7 @@ def adjoint(flow: Flow, w, wanted: list[int]):
         task.t0,
         task.t1,
         task.ts,
-        task.system,
+        task.system if flow.settings.method.implicit else None,
         blocks=task.blocks * (count + 1),
     )
     if flow.settings.method.implicit:
