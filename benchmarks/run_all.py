@@ -27,6 +27,8 @@ WEIGHTS = {
     "stiff_gradients.py": 6,
     "stiff_diffusion.py": 6,
     "work_precision_stiff.py": 6,
+    "events.py": 3,
+    "ensembles.py": 10,
 }
 
 

@@ -102,6 +102,35 @@ def test_growth_of_scaled_initial_states(dense):
     close(jax.grad(loss)(p, together), exact, 1e-6)
 
 
+@pytest.mark.parametrize("algorithm", [SERIAL, QUEUED, SHARDED], ids=repr)
+def test_trajectories_that_an_event_ends(algorithm):
+    """Each stops where u2 = i e^(p2 t) / 10 is 1/2, at t_i = log(5 / i) / p2; the state is held from there on."""
+    stop = ode.ContinuousCallback(lambda t, u, p: 0.5 - u[1], terminate=True)
+    options = {"saveat": np.linspace(0, 1, 11), "reltol": 1e-10, "abstol": 1e-12, "callback": stop, "max_events": 1}
+    prob = ode.ODEProblem(lambda t, u, p: p * u, np.array([1.0, 0.1]), (0.0, 1.0), **options)
+    func = lambda prob, i, _: ode.remake(prob, u0=prob.u0 * (i + 1))
+    eprob = lambda p: ode.EnsembleProblem(ode.remake(prob, p=p), prob_func=func)
+
+    def loss(u):
+        return jnp.sum(u[:, -1] ** 2) + jnp.sum(u)
+
+    together = lambda p: loss(ode.solve(eprob(p), ode.Tsit5(), algorithm, trajectories=3).u)
+    apart = lambda p: loss(
+        jnp.stack([ode.solve(prob, ode.Tsit5(), p=p, u0=np.array([1.0, 0.1]) * i).u for i in (1, 2, 3)])
+    )
+
+    def exact(p):
+        i, t = jnp.arange(1.0, 4.0)[:, None], jnp.linspace(0, 1, 11)
+        t = jnp.minimum(t, jnp.log(5 / i) / p[1])
+        return loss(jnp.stack([i * jnp.exp(p[0] * t), i / 10 * jnp.exp(p[1] * t)], axis=-1))
+
+    p = jnp.array([1.0, 2.0])
+    value, gradient = jax.value_and_grad(together)(p)
+    close(value, exact(p), 1e-9)
+    close(gradient, jax.grad(exact)(p), 1e-8)
+    close(gradient, jax.grad(apart)(p), 1e-12)
+
+
 def test_ten_steps_of_adam_improve_the_loss_tenfold():
     prob = ode.ODEProblem(lambda t, u, p: 1.01 * p * u, 0.5, (0.0, 1.0), saveat=0.1)
 

@@ -36,7 +36,7 @@ def test_derivative_in_the_time_of_a_switch(engine):
     assert jacobian[0, 1] == 0
 
 
-@engines(DISCRETE, GAUSS)
+@engines(DISCRETE)
 def test_where_a_projectile_lands_and_when(engine):
     def landing(drag):
         def f(t, u, drag):
@@ -106,7 +106,7 @@ def bolus(x, engine=None):
     return ode.solve(problem, ode.Vern7(), saveat=[4.0], sensealg=engine, **TIGHT)
 
 
-@engines()
+@engines(DISCRETE, BACKSOLVE, GAUSS)
 def test_a_bolus_triggered_by_the_state(engine):
     value, gradient = value_and_jacobian(lambda x: bolus(x, engine).u[-1], [0.5, 1.0, 0.6, 2.0])
     close(value, 1.1086666402743312, 1e-11)
@@ -114,7 +114,7 @@ def test_a_bolus_triggered_by_the_state(engine):
 
 
 def test_lanes_of_which_one_reaches_it_three_times_and_another_never():
-    xs = jnp.array([[0.5, 1.0, 0.6, 2.0], [0.1, 1.0, 0.6, 2.0], [0.5, 1.0, 0.6, 4.0]])
+    xs = jnp.array([[0.5, 1.0, 0.6, 2.0], [0.1, 1.0, 0.6, 2.0], [0.5, 1.0, 0.6, 5.0]])
 
     def one(x):
         sol = bolus(x)
@@ -135,18 +135,17 @@ def test_lanes_of_which_one_reaches_it_three_times_and_another_never():
     close(gradient, jnp.stack([-4 * right, right * (rate - counts / th), right * rate, right / x0], axis=1), 1e-10)
 
 
-@pytest.mark.parametrize("alg", [ode.Tsit5(), ode.DOP853()], ids=["Tsit5", "DOP853"])
-def test_event_time_inside_a_step(alg):
+def test_event_time_inside_a_step():
     """u' = 1 + u^2 stopped at u = q: T = atan q; its derivatives come from f, not from an interpolant."""
 
     def time(q):
         stop = ode.ContinuousCallback(lambda t, u, q: u - q, terminate=True)
         problem = ode.ODEProblem(lambda t, u, q: 1 + u**2, 0.0, (0.0, 1.5), q, callback=stop)
-        return ode.solve(problem, alg, saveat=[], reltol=1e-10, abstol=1e-10, max_events=1).events.t[0]
+        return ode.solve(problem, ode.DOP853(), saveat=[], reltol=1e-10, abstol=1e-10, max_events=1).events.t[0]
 
     qs = jnp.array([0.137, 0.5, 1.0, 2.718])
-    both = lambda q: (time(q), jax.grad(time)(q), jax.grad(jax.grad(time))(q))
-    at, one, two = jax.jit(jax.vmap(both))(qs)
+    both = lambda q: jax.jvp(jax.value_and_grad(time), (q,), (jnp.ones_like(q),))
+    (at, one), (_, two) = jax.jit(jax.vmap(both))(qs)
     np.testing.assert_allclose(at, np.arctan(qs), rtol=1e-9)
     np.testing.assert_allclose(one, [0.98157678531639655, 0.8, 0.5, 0.11922469610817209], rtol=1e-8)
     np.testing.assert_allclose(two, [-0.26399707801934752, -0.64, -0.5, -0.077270175089099415], rtol=1e-8)

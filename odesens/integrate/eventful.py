@@ -225,8 +225,8 @@ class Run(NamedTuple):
         stop, stop_lo, planned = lanes.map(self.next_stop)(s.lane, s.next, plans, task.t0, task.t1)
         step = stepper(self.settings, task, self.options_axes, lanes)
         trial, new = step(params, s.lane, stop, self.options, stop_lo)
-        trial, new, signs, fired = self.locate(step, params, s, trial, new)
-        arrived = trial.accepted & (new.code == ReturnCode.Success) & ~jnp.any(fired, axis=-1)
+        trial, new, signs, fired, short = self.locate(step, params, s, trial, new)
+        arrived = trial.accepted & (new.code == ReturnCode.Success) & ~short
         due = arrived & planned
         pending = self.happening(params, s, plans, trial, new, fired, due)
         waits = jnp.any(pending, axis=-1)
@@ -238,7 +238,9 @@ class Run(NamedTuple):
         us, mesh = s.us, s.mesh
         if task.ts.shape[-1]:  # a save at the time of an event is the state after it
             sign = lanes.map(direction)(task.t0, task.t1)
-            hair = jnp.finfo(trial.t.dtype).eps ** 2 * jnp.maximum(jnp.abs(trial.t), jnp.finfo(trial.t.dtype).tiny)
+            info = jnp.finfo(trial.t.dtype)
+            span = jnp.maximum(jnp.abs(trial.t), jnp.abs(task.t1 - task.t0))
+            hair = jnp.maximum(info.eps**2 * span, info.tiny)
             seen = trial._replace(t_lo=jnp.where(waits, trial.t_lo - sign * hair, trial.t_lo))
             us, new = save(self.settings, lanes, task._replace(p=params), us, s.lane, seen, new)
         if mesh.shape[-1]:
@@ -277,11 +279,12 @@ class Run(NamedTuple):
         return jnp.where(stay, lane.t, stop), jnp.where(stay, lane.t_lo, 0), planned
 
     def locate(self, step: Callable, params, s: Walk, trial, new):
-        """The attempt, taken again up to the first root within it; the conditions' signs after it, and which fired."""
+        """The attempt, taken again up to its first root; the signs after it, which fired, whether it is cut short."""
         if not self.system.of(CONTINUOUS):
-            return trial, new, s.signs, s.signs.astype(bool)
+            return trial, new, s.signs, s.signs.astype(bool), jnp.zeros_like(trial.accepted)
         lanes, task = self.lanes, self.task
-        looks = trial.accepted & (trial.dt != 0)
+        # in a step of a few units of rounding only rounding would be seen; what it crosses is seen in the next one
+        looks = trial.accepted & (jnp.abs(trial.dt) > localise.RESTART * localise.rounding_of(trial.t, trial.dt))
 
         def look(p, lane, trial, t1, signs):
             return localise.look(self.settings, task, p, self.conditions(p), self.system, lane, trial, t1, signs)
@@ -300,12 +303,18 @@ class Run(NamedTuple):
 
             which = lanes.map(fired, (task.p_axes, 0, 0, 0))(params, after, found, again.dt)
             which = which & (event & again.accepted)[..., None]
-            pick = lambda a, b: jnp.where(event.reshape(*event.shape, *(1,) * (a.ndim - event.ndim)), a, b)
-            return jax.tree.map(pick, (again, after), (trial, new)), which
+            # a root at the very end of a step that has reached its stop is at the stop's instant
+            close = localise.ROUNDING * localise.rounding_of(trial.t, trial.dt)
+            at_stop = (new.code == ReturnCode.Success) & (jnp.abs(again.dt - trial.dt) <= close) & again.accepted
+            short = event & ~at_stop
+            pick = lambda a, b: jnp.where(short.reshape(*short.shape, *(1,) * (a.ndim - short.ndim)), a, b)
+            return jax.tree.map(pick, (again, after), (trial, new)), which, short
 
-        (trial, new), fired = jax.lax.cond(jnp.any(event), back, lambda: ((trial, new), nowhere))
+        (trial, new), fired, short = jax.lax.cond(
+            jnp.any(event), back, lambda: ((trial, new), nowhere, jnp.zeros_like(event))
+        )
         stays = event & ~trial.accepted  # the shorter step failed: nothing was seen
-        return trial, new, jnp.where(stays[..., None], s.signs, ends), fired
+        return trial, new, jnp.where(stays[..., None], s.signs, ends), fired, short
 
     def refine(self, step: Callable, params, s: Walk, trial, new, k, found, event):
         """The step of each lane with an `event` taken up to its first root; the attempt and the lanes after it."""

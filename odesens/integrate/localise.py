@@ -52,7 +52,10 @@ def sign_of(g):
 def look(
     settings: Settings, task: Task, p, conditions: Callable, system: EventSystem, lane: Lane, trial: Trial, t1, signs
 ):
-    """All stages of a step, and the first sign change in it; signs (c,) at its start, 0 where not known."""
+    """All stages of a step, and the first sign change in it.
+
+    signs (c,) at its start: 0 where not known, +-2 at a root that is about to be left in that direction.
+    """
     method = settings.method
     f = lambda t, u: task.f(t, u, p)
     k = one_step.extra_stages(method, f, lane.t, lane.t_lo, lane.u, trial.dt, trial.k, t1)
@@ -70,9 +73,11 @@ def look(
     found = Found(jnp.zeros((), bool), jnp.zeros(known.shape, bool), known, zero, zero, known)
     for j, theta in enumerate(thetas):
         here = sign_of(g[j])
-        crossed = (g[j] == 0) | (here == -known)
-        here = jnp.where(g[j] == 0, -known, jnp.where(here == 0, known, here))
-        crosses = crossed & (known != 0) & ((wanted == 0) | (here == wanted))
+        side = jnp.sign(known)
+        zero_here = (g[j] == 0) & (jnp.abs(known) == 1)  # at a root that it has left before, not at its last one
+        here = jnp.where(zero_here, -side, here)
+        crosses = (here != 0) & (here == -side) & ((wanted == 0) | (here == wanted))
+        here = jnp.where(here == 0, known, here)
         first = jnp.any(crosses) & ~found.any
         pick = lambda a, b, first=first: jnp.where(first, a, b)
         found = Found(
@@ -117,7 +122,7 @@ def begin(method: Method, conditions: Callable, lane: Lane, trial: Trial, k, fou
 
 
 def has_changed(g, found: Found):
-    return found.which & ((g == 0) | (sign_of(g) == -found.before))
+    return found.which & ((g == 0) & (jnp.abs(found.before) == 1) | (sign_of(g) == -jnp.sign(found.before)))
 
 
 def improve(conditions: Callable, velocity: Callable, boolean, found: Found, search: Search, t, u) -> Search:
@@ -175,7 +180,7 @@ def at_root(g, rate, found: Found, t, h):
 
 
 def signs_after(g, rate, at_root, t, dt):
-    """The signs at the start of a smooth piece: a zero `at_root` (c,) takes that of the derivative."""
+    """The signs at the start of a smooth piece: a zero `at_root` (c,) takes twice that of the derivative."""
     near = jnp.abs(g) <= RESTART * rounding_of(t, dt).astype(g.dtype) * jnp.abs(rate)
     forward = sign_of(rate) * jnp.where(dt < 0, -1, 1)
-    return jnp.where((at_root & near) | (g == 0), forward, sign_of(g))
+    return jnp.where((at_root & near) | (g == 0), 2 * forward, sign_of(g))
