@@ -48,7 +48,8 @@ class ContinuousCallback(Callback):
     Conventions. A condition that is zero at t0, or just after its own event, is at the start of its next excursion: its
     sign is that of its derivative along the solution, and that zero is no event. Each step is sampled at its quarters,
     so that two crossings within a step are seen. Events of one instant happen in the order in which the callbacks were
-    given. A jump of the state across another condition's zero is no crossing. Saved values are right-continuous: a save
+    given. A jump of the state across another condition's zero is no crossing. The condition is differentiated in
+    forward mode, which a `custom_vjp` function in it does not have. Saved values are right-continuous: a save
     at an event's time is the state after it. Saves after a terminating event hold the state after it, and their times
     in `sol.t` are inf (-inf backwards in time).
 
@@ -226,7 +227,7 @@ def _kinds_of(callback: Callback, field: Field, i: int, affect, number: int, max
         return [Kind(SCHEDULED, name, affect, number, terminate=end, size=size)]
     if size != 1:
         raise ValueError(f"dt of a PeriodicCallback must be one number, got {size}")
-    return [Kind(SCHEDULED, name, affect, number, terminate=end, periodic=True, size=max_events)]
+    return [Kind(SCHEDULED, name, affect, number, terminate=end, periodic=True, size=max_events + 1)]
 
 
 def _times_function(times) -> Callable:

@@ -4,6 +4,7 @@ Owns: access to saved values, dense output, how the solve ended. Must not know: 
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -53,20 +54,27 @@ class Events(NamedTuple):
 
 def listed(system: EventSystem, t, kinds, before, after) -> Events:
     """The events that callbacks made, stops left out; their number is a shape where it is known."""
+    visible = system.table("callback") >= 0
+    most = system.most - sum(kind.size for kind in system.kinds if kind.callback < 0)
+    known = concrete(jax.lax.stop_gradient(kinds))
+    if known is None:
+        count = jnp.sum((kinds >= 0) & jnp.take(jnp.asarray(visible), kinds, mode="clip"), dtype=jnp.int32)
+        return _rows_of(system, most, t, kinds, before, after)._replace(count=count)
+    count = int(np.sum(visible[known[known >= 0]]))
+    return _rows_of(system, count, t, kinds, before, after)._replace(count=count)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _rows_of(system: EventSystem, rows: int, t, kinds, before, after) -> Events:
+    """The first `rows` events of callbacks, all parts zero where there are fewer, but which = -1 and t = inf."""
     of = lambda name: jnp.where(kinds < 0, -1, jnp.take(jnp.asarray(system.table(name)), kinds, mode="clip"))
     which, component = of("callback"), of("component")
-    happened = which >= 0
-    order = jnp.argsort(~happened, stable=True)
-    count = jnp.sum(happened, dtype=jnp.int32)
-    known = concrete(count)
-    most = system.most - sum(kind.size for kind in system.kinds if kind.callback < 0)
-    order = order[: most if known is None else int(known)]
-    used = happened[order]
-    mask = lambda x: jnp.where(used.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
-    take = lambda tree: jax.tree.map(lambda x: mask(x[order]), tree)
+    order = jnp.argsort(which < 0, stable=True)[:rows]
+    used = which[order] >= 0
+    mask = lambda x: jnp.where(used.reshape(-1, *(1,) * (x.ndim - 1)), x[order], 0)
+    before, after = jax.tree.map(mask, (before, after))
     pick = lambda x: jnp.where(used, x[order], -1)
-    t = jnp.where(used, t[order], jnp.inf)
-    return Events(t, pick(which), pick(component), take(before), take(after), count if known is None else int(known))
+    return Events(jnp.where(used, t[order], jnp.inf), pick(which), pick(component), before, after, 0)
 
 
 @jax.tree_util.register_pytree_node_class

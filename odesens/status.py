@@ -61,7 +61,11 @@ _MEANING = {
         "where the mass matrix is singular, the algebraic equations must determine the algebraic states (index 1): "
         "differentiate those that do not; else check a Jacobian that was given with odesens.check_jacobian",
     ),
-    ReturnCode.EventLimit: ("more than max_events events occurred", "raise max_events, or look for Zeno behaviour"),
+    ReturnCode.EventLimit: (
+        "more than max_events events occurred, or one recurred within the rounding of its time (Zeno behaviour)",
+        "raise max_events; end a series of ever shorter intervals by an event that terminates, or changes the field, "
+        "where they are short",
+    ),
     ReturnCode.InitialisationFailure: (
         "u0 does not obey the algebraic equations, no solution of them was found from it, or they do not determine the "
         "algebraic states (index above 1)",

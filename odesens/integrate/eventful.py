@@ -129,10 +129,12 @@ def integrate(
         full((most, n), 0, task.u0.dtype),
         zero,
     )
+    everywhere = full(len(system.of(CONTINUOUS)), True, bool)
+    nothing = full(len(system.of(CONTINUOUS)), 0, jnp.finfo(task.u0.dtype).dtype)
     walk = Walk(
         lane,
         full((m, n), jnp.nan, task.u0.dtype),
-        run.signs(params, lane, full(len(system.of(CONTINUOUS)), True, bool)),
+        run.signs(params, lane, everywhere, nothing),
         full(len(system.kinds), False, bool),
         zero,
         zero,
@@ -207,14 +209,22 @@ class Run(NamedTuple):
     def conditions(self, params) -> Callable:
         return lambda t, u: self.functions.conditions(t, u, params["p"], params["aux"])
 
-    def signs(self, params, lane: Lane, at_root):
-        """The conditions' signs, those of a zero `at_root` (c,) by where the solution goes from there."""
+    def values(self, params, lane: Lane):
+        """The conditions' values ([lanes], c)."""
+        one = lambda p, t, z: self.conditions(p)(t, self.state(z))
+        return self.lanes.map(one, (self.task.p_axes, 0, 0))(params, lane.t, lane.u)
 
-        def one(p, lane, at_root):
+    def signs(self, params, lane: Lane, at_root, known):
+        """The conditions' signs, those of a zero `at_root` (c,) by where the solution goes from there.
+
+        known : values that are zero but for rounding, those before the event.
+        """
+
+        def one(p, lane, at_root, known):
             g, rate = rates(self.conditions(p), velocity_of(self.settings, self.task, p), lane.t, self.state(lane.u))
-            return localise.signs_after(g, rate, at_root, lane.t, lane.dt)
+            return localise.signs_after(g, rate, at_root, known, lane.t, lane.dt)
 
-        return self.lanes.map(one, (self.task.p_axes, 0, 0))(params, lane, at_root)
+        return self.lanes.map(one, (self.task.p_axes, 0, 0, 0))(params, lane, at_root, known)
 
     # ---- one iteration
 
@@ -375,7 +385,7 @@ class Run(NamedTuple):
             now = jnp.any(pending, axis=-1) & (lane.code == RUNNING)
             kind = jnp.argmax(pending.astype(jnp.int32), axis=-1).astype(jnp.int32)
             after, after_new, left, entry = self.jump(self.params(new), lane, s.index, pending, kind)
-            full = now & (log.count >= self.system.most)
+            full = now & ((log.count >= self.system.most) | self.recurs(log, lane, kind))
             happens = now & ~full
             pick = lambda a, b: jnp.where(happens.reshape(*happens.shape, *(1,) * (a.ndim - happens.ndim)), a, b)
             put = lambda buffer, x: self.put(buffer, log.count, x, happens)
@@ -386,10 +396,10 @@ class Run(NamedTuple):
                 log.count + happens.astype(jnp.int32),
             )
             code = jnp.where(full, ReturnCode.EventLimit, lane.code).astype(jnp.int32)
-            roots = self.components(pending)
+            roots, known = self.components(pending), self.values(self.params(new), lane)
             old = lane._replace(code=code), new, pending
             lane, new, pending = jax.tree.map(pick, (after, after_new, left), old)
-            signs = jnp.where(happens[..., None], self.signs(self.params(new), lane, roots), signs)
+            signs = jnp.where(happens[..., None], self.signs(self.params(new), lane, roots, known), signs)
             return lane, new, signs, pending, log
 
         def going(state):
@@ -397,6 +407,18 @@ class Run(NamedTuple):
 
         lane, new, signs, pending, log = while_loop(going, body, (s.lane, new, s.signs, s.pending, log))
         return s._replace(lane=lane, signs=signs, pending=pending), new, log
+
+    def recurs(self, log: Log, lane: Lane, kind):
+        """Whether a root is the one before it but for rounding: the end of a series of events that does not end."""
+        located = np.asarray([k.how == CONTINUOUS for k in self.system.kinds])
+
+        def one(entries, count, lane, kind):
+            t, t_lo, last, _ = jax.lax.dynamic_index_in_dim(entries, jnp.maximum(count - 1, 0), keepdims=False)
+            since = jnp.abs((lane.t - t) + (lane.t_lo - t_lo))
+            close = since <= localise.RESTART * localise.rounding_of(lane.t, 0)
+            return close & (last == kind) & (count > 0) & jnp.take(located, kind, mode="clip")
+
+        return self.lanes.map(one)(log.entries, log.count, lane, kind)
 
     def put(self, buffer, index, values, where):
         """Write rows of a log, only in the lanes `where`."""

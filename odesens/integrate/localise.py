@@ -179,8 +179,11 @@ def at_root(g, rate, found: Found, t, h):
     return found.which & (first | (distance <= slack))
 
 
-def signs_after(g, rate, at_root, t, dt):
-    """The signs at the start of a smooth piece: a zero `at_root` (c,) takes twice that of the derivative."""
-    near = jnp.abs(g) <= RESTART * rounding_of(t, dt).astype(g.dtype) * jnp.abs(rate)
+def signs_after(g, rate, at_root, known, t, dt):
+    """The signs at the start of a smooth piece: a zero `at_root` (c,) takes twice that of the derivative.
+
+    A value there is zero where it is rounding, or no larger than the one `known` to be zero, that before the event.
+    """
+    near = jnp.abs(g) <= jnp.maximum(RESTART * rounding_of(t, dt).astype(g.dtype) * jnp.abs(rate), 2 * jnp.abs(known))
     forward = sign_of(rate) * jnp.where(dt < 0, -1, 1)
     return jnp.where((at_root & near) | (g == 0), 2 * forward, sign_of(g))
