@@ -92,7 +92,8 @@ class PresetTimeCallback(Callback):
     """A jump at each of the times (m,), which are differentiable: an array, or a function times(p) of the parameters.
 
     A step ends at each of them. Times before t0 and after t1 are left out; one at t0 happens before anything else.
-    `affect` and `terminate` as for `ContinuousCallback`.
+    `affect(t, u, p)`, or `affect(t, u, p, i)` with the number i of the time, and `terminate` as for
+    `ContinuousCallback`.
     """
 
     times: Any
@@ -100,15 +101,16 @@ class PresetTimeCallback(Callback):
     terminate: bool = False
 
     def __post_init__(self):
-        _check_affect(self.affect, (3,))
+        _check_affect(self.affect, (3, 4))
         object.__setattr__(self, "times", _as_times(self.times, "times"))
 
 
 @dataclass(frozen=True, eq=False)
 class PeriodicCallback(Callback):
-    """A jump every dt, first at t0 + dt, as long as the solve goes on and at most `max_events` times.
+    """A jump every dt, first at t0 + dt, as long as the solve goes on.
 
-    dt is a positive number, which is differentiable, or a function dt(p). `affect` and `terminate` as above.
+    dt is a positive number, which is differentiable, or a function dt(p). `affect` and `terminate` as for
+    `PresetTimeCallback`.
     """
 
     dt: Any
@@ -116,7 +118,7 @@ class PeriodicCallback(Callback):
     terminate: bool = False
 
     def __post_init__(self):
-        _check_affect(self.affect, (3,))
+        _check_affect(self.affect, (3, 4))
         if not callable(self.dt):
             known = None if isinstance(self.dt, Tracer) else np.asarray(self.dt)
             if known is not None and not (known.ndim == 0 and known.dtype.kind in "if" and known > 0):

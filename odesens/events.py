@@ -70,7 +70,8 @@ class Functions(NamedTuple):
 
     conditions(t, u, p, aux) : (c,) for the continuous kinds, +-1 for truth values
     whens(t, u, p, aux) : (d,) truth values of the discrete kinds
-    affect(kind, t, u, p, aux) : the state after, and the new values of the leaves `changed` of p
+    affect(kind, index, t, u, p, aux) : the state after, and the new values of the leaves `changed` of p; index is that
+        of a known time
     times(t0, u0, p, aux, sign) : (K,) times of the scheduled kinds, one after the other
     kind_of_time, index_of_time : (K,) which kind they belong to, and their number within it
     """
@@ -92,7 +93,7 @@ def functions(system: EventSystem, field: Field) -> Functions:
 
     def results(how: str, t, u, p, aux) -> list:
         names = list(dict.fromkeys(kinds[i].program for i in system.of(how)))
-        return [programs[name](state, t, u, p, aux)[0].reshape(-1) for name in names]
+        return [jnp.asarray(programs[name](state, t, u, p, aux)[0]).reshape(-1) for name in names]
 
     def conditions(t, u, p, aux):
         number = lambda x: jnp.where(x, 1, -1).astype(real) if x.dtype == jnp.bool_ else x.astype(real)
@@ -120,9 +121,12 @@ def functions(system: EventSystem, field: Field) -> Functions:
     number = np.asarray([0 if kind.affect is None else 1 + affects.index(kind.affect) for kind in kinds], np.int32)
     component = np.asarray([kind.component for kind in kinds], np.int32)
 
-    def affect(kind, t, u, p, aux):
+    known = np.asarray([kind.how == SCHEDULED for kind in kinds])
+
+    def affect(kind, index, t, u, p, aux):
         pick = lambda table: jnp.take(table, kind, mode="clip")
-        return jax.lax.switch(pick(number), branches, t, u, p, aux, pick(component))
+        i = jnp.where(pick(known), index, pick(component))
+        return jax.lax.switch(pick(number), branches, t, u, p, aux, i)
 
     scheduled = system.of(SCHEDULED)
     sizes = [kinds[i].size for i in scheduled]

@@ -103,6 +103,7 @@ class Chain:
         self.system, self.field, self.state = spec.events, field, field.state
         self.functions: Functions = functions(spec.events, field)
         self.order = call.order + call.adjoint
+        self.moves_saves = any(s[call.i_ts] for s in call.slots) or bool(call.kinds and call.kinds[call.i_ts])
         self.spread = [self._spread(c) for c in range(call.n_r)]
         self.r = [self.as_lanes(c, c) for c in range(call.n_r)]
         fixed = range(call.n_r, call.n_fixed)
@@ -119,6 +120,7 @@ class Chain:
         self.t0 = jax.lax.stop_gradient(self.r[call.i_t0])
         self.ts = jax.lax.stop_gradient(self.r[call.i_ts])
         self.sign = self.lanes.map(direction)(self.t0, self.t1)
+        self.begin = jax.lax.stop_gradient(self.state.pack(self.r[: call.n_u], self.lead))
         self.rows = self._rows(entries)
         self.count = jnp.sum(entries[..., 2] >= 0, axis=0, dtype=jnp.int32)
 
@@ -253,9 +255,15 @@ class Chain:
         place = jnp.sum(~started | before_end, axis=-1, dtype=jnp.int32)  # of the end among the saves
 
         def with_end(ts, sign, place, begin, end):
-            """The saves with the segment's end at its place, those before its start moved there."""
+            """The saves with the segment's end at its place, those before its start moved there.
+
+            Those after its end are not reached, which costs nothing; but where saved times are differentiated they are
+            moved to the end, as their values must be numbers then.
+            """
             j = jnp.arange(m + 1, dtype=jnp.int32)
             moved = jnp.where(sign * (ts - begin) >= 0, ts, begin)
+            if self.moves_saves:
+                moved = jnp.where(j[:m] >= place, end, moved)
             padded = jnp.concatenate([moved, end[None]])
             earlier = jnp.concatenate([end[None], moved])
             return jnp.where(j < place, padded, jnp.where(j == place, end, earlier))
@@ -292,9 +300,11 @@ class Chain:
         own = self._with(p, new)
         changed, lane = self.functions.changed, self.call.lanes is not None
         axes = [0 if i in changed and lane else a for i, a in enumerate(p_axes)]
-        one = self.lanes.map(self._jump_one, (0, axes, self.aux_axes, 0, 0, self.bounds_axes))
-        t, before, after, plus, changed_p = one(u, own, self.aux, schedule, row, self.bounds)
         none = row.kind < 0
+        one = self.lanes.map(self._jump_one, (0, axes, self.aux_axes, 0, 0, self.bounds_axes))
+        # where nothing happens u may not be finite, and zero times NaN would reach what is differentiated
+        given = jnp.where(_wide(none, u), self.begin, u)
+        t, before, after, plus, changed_p = one(given, own, self.aux, schedule, row, self.bounds)
         pick = lambda a, b: jnp.where(_wide(none, b), a, b)
         new = [pick(a, b) for a, b in zip(new, changed_p, strict=True)]
         ends = self._ends(row)[..., None]
@@ -329,7 +339,7 @@ class Chain:
         tau = jax.lax.custom_root(residual, zero, lambda f, x: x, lambda g, y: y / g(jnp.ones_like(y)))
         t = start + tau
         before = nudge(ahead, start, u, tau, order)
-        after, new = self.functions.affect(row.kind, t, before, p, aux)
+        after, new = self.functions.affect(row.kind, row.index, t, before, p, aux)
         later = self._with(p, new)
         if self.call.spec.initialise is not None:
             f = lambda t, u: self.field(t, u, later, aux)

@@ -110,9 +110,9 @@ def integrate(
     changed = functions.changed
     own = lambda i: task.p["p"][i] if task.p_axes["p"][i] == 0 else lanes.spread(task.p["p"][i])
     p_axes = {**task.p_axes, "p": [0 if i in changed else a for i, a in enumerate(task.p_axes["p"])]}
+    new = [own(i) for i in changed]
     task = task._replace(p_axes=p_axes)
     run = Run(settings, task, options, options_axes, lanes, system, functions, settle)
-    new = [own(i) for i in changed]
     params = run.params(new)
     plans = lanes.map(lambda p, t0, u0, t1: run.plan(p, t0, u0, t1), (p_axes, 0, 0, 0))(
         params, task.t0, task.u0, task.t1
@@ -129,12 +129,12 @@ def integrate(
         full((most, n), 0, task.u0.dtype),
         zero,
     )
-    everywhere = full(len(system.of(CONTINUOUS)), True, bool)
+    nowhere = full(len(system.of(CONTINUOUS)), False, bool)  # at t0 a zero is what is exactly zero
     nothing = full(len(system.of(CONTINUOUS)), 0, jnp.finfo(task.u0.dtype).dtype)
     walk = Walk(
         lane,
         full((m, n), jnp.nan, task.u0.dtype),
-        run.signs(params, lane, everywhere, nothing),
+        run.signs(params, lane, nowhere, nothing),
         full(len(system.kinds), False, bool),
         zero,
         zero,
@@ -442,7 +442,7 @@ class Run(NamedTuple):
             beyond = jnp.nextafter(jnp.nextafter(lane.t, end), end)
             beyond = jnp.where(direction(t0, t1) * (beyond - t1) > 0, t1, beyond)
             t = jnp.where(pick("open"), beyond, lane.t)
-            u, new = self.functions.affect(kind, lane.t, self.state(lane.u), p["p"], p["aux"])
+            u, new = self.functions.affect(kind, index, lane.t, self.state(lane.u), p["p"], p["aux"])
             ok = jnp.ones((), bool)
             if self.settle is not None:
                 u, ok = self.settle({**p, "p": self.replaced(p["p"], new)}, u, t)

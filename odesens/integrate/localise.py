@@ -185,5 +185,6 @@ def signs_after(g, rate, at_root, known, t, dt):
     A value there is zero where it is rounding, or no larger than the one `known` to be zero, that before the event.
     """
     near = jnp.abs(g) <= jnp.maximum(RESTART * rounding_of(t, dt).astype(g.dtype) * jnp.abs(rate), 2 * jnp.abs(known))
+    near = near & jnp.isfinite(rate)
     forward = sign_of(rate) * jnp.where(dt < 0, -1, 1)
     return jnp.where((at_root & near) | (g == 0), 2 * forward, sign_of(g))
