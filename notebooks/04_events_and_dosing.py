@@ -147,14 +147,14 @@ plt.tight_layout()
 # %% [markdown]
 # ## A regimen, and its derivatives
 #
-# Four doses, whose times and amounts are parameters: `times` may be a function of p, and `affect` may read what it likes.
+# Four doses, whose times and amounts are parameters: `times` may be a function of p, and an `affect` with a fourth argument
+# is told which of them it is.
 # How does the trough concentration after the last dose depend on when and how much was taken before?
 
 
 # %%
-def take(t, u, p):
-    number = jnp.sum(p["times"] <= t) - 1
-    return u.at[0].add(p["amounts"][number])
+def take(t, u, p, i):
+    return u.at[0].add(p["amounts"][i])
 
 
 regimen = ode.ODEProblem(
