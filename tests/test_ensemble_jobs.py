@@ -100,7 +100,7 @@ def test_progress_under_jit_and_apart_from_derivatives():
         seen.clear()
         gradient = run(P)
         jax.effects_barrier()
-        assert np.array_equal(gradient, plain)
+        close(gradient, plain, 1e-14)  # two programs: XLA may sum them in another order
         assert sorted(seen) == [(2, 5), (4, 5), (5, 5)]
 
 
