@@ -173,7 +173,13 @@ def main():
     for name in options.case.split(","):
         if not harness.late(options, name):
             data |= CASES[name](options)
-    harness.finish("ensembles", options, data, "\n\n".join(v["table"] for v in data.values() if "table" in v))
+    limits = {"devices", "memory"} >= set(data)
+    harness.finish(
+        "ensembles_devices" if limits else "ensembles",
+        options,
+        data,
+        "\n\n".join(v["table"] for v in data.values() if "table" in v),
+    )
 
 
 if __name__ == "__main__":
