@@ -164,12 +164,9 @@ def _solve(call: Call, flow: Flow) -> list:
     else:
         result = integrate(*problem, record=rows)
     out = _leaves(call, result.us)
-    lane = result.lane
-    if consistent is not None:
-        code = jnp.where(consistent, lane.code, int(ReturnCode.InitialisationFailure)).astype(jnp.int32)
-        lane = lane._replace(code=code)
+    lane = _if_consistent(result.lane, consistent)
     if call.has_info:
-        out += [lane.code, _counts(lane), lane.t, lane.dt, *_leaves(call, lane.u)]
+        out += _ended(call, lane)
     if call.emit_record:
         record = result.record if on_mesh else _saves_record(call, flow, result)
         assert record is not None
@@ -177,9 +174,19 @@ def _solve(call: Call, flow: Flow) -> list:
     return out
 
 
-def _counts(lane: Lane):
+def _ended(call: Call, lane: Lane) -> list:
+    """How a solve ended: code, counts, t, dt, u leaves."""
     njacs = lane.nfactor if lane.work is None else lane.work.njacs
-    return jnp.stack([lane.naccept, lane.nreject, lane.nf, lane.nfactor, njacs], axis=-1)
+    counts = jnp.stack([lane.naccept, lane.nreject, lane.nf, lane.nfactor, njacs], axis=-1)
+    return [lane.code, counts, lane.t, lane.dt, *_leaves(call, lane.u)]
+
+
+def _if_consistent(lane: Lane, consistent) -> Lane:
+    """The lanes after a solve, those whose initial states were not consistent marked."""
+    if consistent is None:
+        return lane
+    code = jnp.where(consistent, lane.code, int(ReturnCode.InitialisationFailure))
+    return lane._replace(code=code.astype(jnp.int32))
 
 
 def _solve_events(call: Call, operands) -> list:
@@ -187,30 +194,26 @@ def _solve_events(call: Call, operands) -> list:
     flow, consistent, settle = unpack(call, operands), None, None
     if call.spec.initialise is not None:
         flow, consistent = initialised(call, flow)
-        solved = functools.partial(_consistent, call, flow, "solve")
-        settle = lambda params, u, t: solved(params, u, t)
+        settle = functools.partial(_consistent, call, flow, "solve")
     system, field = call.spec.events, call.spec.field
     assert system is not None
     task, options = augmented_task(flow)
     axes, found = flow.axes["options"], functions(system, field)
     result = eventful.integrate(flow.settings, task, options, axes, flow.lanes, system, found, settle, call.rows or 0)
-    lane, log = result.lane, result.log
-    code = lane.code
-    if consistent is not None:
-        code = jnp.where(consistent, code, int(ReturnCode.InitialisationFailure)).astype(jnp.int32)
+    lane, log = _if_consistent(result.lane, consistent), result.log
     kinds = log.entries[..., 2].astype(jnp.int32)
     happened = kinds >= 0
     out = _leaves(call, result.us)
     out += [jnp.where(happened, log.entries[..., 0], jnp.inf), *_leaves(call, log.before), *_leaves(call, log.after)]
     if call.has_info:
-        out += [code, _counts(lane), lane.t, lane.dt, *_leaves(call, lane.u), kinds, result.mesh]
+        out += [*_ended(call, lane), kinds, result.mesh]
     if call.emit_record:
         reached = jnp.broadcast_to(lane.t[..., None, None], (*kinds.shape, 1))
         pad = jnp.zeros((*kinds.shape, FIELDS - 5), reached.dtype)
         entries = jnp.concatenate([log.entries, reached, pad], axis=-1)
         rows_first = lambda x: jnp.moveaxis(x, -2, 0)
         extent = jnp.asarray([system.most, 1], jnp.int32)
-        out += [rows_first(entries), rows_first(log.before), extent, code]
+        out += [rows_first(entries), rows_first(log.before), extent, lane.code]
     return out
 
 

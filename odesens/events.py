@@ -48,6 +48,14 @@ class Kind:
     periodic: bool = False
     size: int = 0
 
+    @property
+    def continuous(self) -> bool:
+        return self.how == CONTINUOUS
+
+    @property
+    def scheduled(self) -> bool:
+        return self.how == SCHEDULED
+
 
 @dataclass(frozen=True)
 class EventSystem:
@@ -63,6 +71,10 @@ class EventSystem:
     def table(self, name: str) -> np.ndarray:
         """An attribute of all kinds as an array."""
         return np.asarray([getattr(kind, name) for kind in self.kinds])
+
+    def look_up(self, name: str, kind):
+        """That attribute of a kind whose number is traced."""
+        return jnp.take(jnp.asarray(self.table(name)), kind, mode="clip")
 
 
 class Functions(NamedTuple):
@@ -83,6 +95,13 @@ class Functions(NamedTuple):
     changed: tuple[int, ...]
     kind_of_time: np.ndarray
     index_of_time: np.ndarray
+
+    def exchanged(self, p: list, new: list) -> list:
+        """The parameter leaves with the `changed` ones exchanged."""
+        out = list(p)
+        for i, x in zip(self.changed, new, strict=True):
+            out[i] = x
+        return out
 
 
 def functions(system: EventSystem, field: Field) -> Functions:
@@ -119,14 +138,10 @@ def functions(system: EventSystem, field: Field) -> Functions:
 
     branches = [lambda t, u, p, aux, component: (u, [p[i] for i in changed]), *map(branch, affects)]
     number = np.asarray([0 if kind.affect is None else 1 + affects.index(kind.affect) for kind in kinds], np.int32)
-    component = np.asarray([kind.component for kind in kinds], np.int32)
-
-    known = np.asarray([kind.how == SCHEDULED for kind in kinds])
 
     def affect(kind, index, t, u, p, aux):
-        pick = lambda table: jnp.take(table, kind, mode="clip")
-        i = jnp.where(pick(known), index, pick(component))
-        return jax.lax.switch(pick(number), branches, t, u, p, aux, i)
+        i = jnp.where(system.look_up("scheduled", kind), index, system.look_up("component", kind)).astype(jnp.int32)
+        return jax.lax.switch(jnp.take(number, kind, mode="clip"), branches, t, u, p, aux, i)
 
     scheduled = system.of(SCHEDULED)
     sizes = [kinds[i].size for i in scheduled]
@@ -144,6 +159,16 @@ def functions(system: EventSystem, field: Field) -> Functions:
     kind_of_time = np.repeat(np.asarray(scheduled, np.int32), sizes)
     index = np.concatenate([np.arange(n, dtype=np.int32) for n in sizes]) if sizes else np.zeros(0, np.int32)
     return Functions(conditions, whens, affect, times, changed, kind_of_time, index)
+
+
+def beyond(t, t1, sign):
+    """Where a solve goes on after a time t just before which it stopped as f may jump: just after it, t1 at most.
+
+    f is never taken at the time itself: whose value it has there is unknown.
+    """
+    end = sign * jnp.inf
+    after = jnp.nextafter(jnp.nextafter(t, end), end)
+    return jnp.where(sign * (after - t1) > 0, t1, after)
 
 
 def rates(conditions: Callable, velocity: Callable, t, u) -> tuple[Any, Any]:

@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .call import LANE, SHARED, Call
-from .events import CONTINUOUS, SCHEDULED, Functions, functions
+from .events import Functions, beyond, functions
 from .extension import vary, varying_axes
-from .integrate.lanes import Lanes
+from .integrate.lanes import Lanes, choose
 from .integrate.loop import Options, direction
 from .methods import initial
 from .methods.linear import Mass
@@ -116,7 +117,7 @@ class Chain:
         if call.lanes is not None and not call.is_mapped(call.n_fixed):
             entries = jnp.broadcast_to(entries[:, None], (entries.shape[0], call.lanes, *entries.shape[1:]))
             self.code = self.lanes.spread(self.code)
-        self.reached, self.entries = entries[0, ..., 4], entries
+        self.reached = entries[0, ..., 4]
         self.t0 = jax.lax.stop_gradient(self.r[call.i_t0])
         self.ts = jax.lax.stop_gradient(self.r[call.i_ts])
         self.sign = self.lanes.map(direction)(self.t0, self.t1)
@@ -132,9 +133,8 @@ class Chain:
             return False
         slots = zip(call.slot_ranges, map(call.slot_components, range(call.order)), strict=True)
         moved = any(call.is_mapped(i) for group, own in slots for i, d in zip(group, own, strict=True) if d == c)
-        per_lane = call.i_t0 > c >= call.n_u or c < call.n_u
         own = call.adjoint and call.kinds[c] == LANE
-        return call.is_mapped(c) or moved or own or not per_lane or c < call.n_u
+        return call.is_mapped(c) or moved or own or not call.n_u <= c < call.i_t0
 
     def as_lanes(self, i: int, c: int):
         """Operand i, which belongs to the component c of r, for every lane where that component is."""
@@ -156,11 +156,8 @@ class Chain:
         t, t_lo, kind, index = (entries[..., j] for j in range(4))
         kind = kind.astype(jnp.int32)
         t = jnp.where(kind >= 0, t, self.t1)
-        opens = jnp.take(self.system.table("open"), kind, mode="clip")
-        end = self.sign * jnp.inf
-        beyond = jnp.where(opens, jnp.nextafter(jnp.nextafter(t, end), end), t)
-        beyond = jnp.where(self.sign * (beyond - self.t1) > 0, self.t1, beyond)
-        return Row(t, t_lo, kind, index.astype(jnp.int32), beyond)
+        after = jnp.where(self.system.look_up("open", kind), beyond(t, self.t1, self.sign), t)
+        return Row(t, t_lo, kind, index.astype(jnp.int32), after)
 
     def unreached(self, j: int):
         """Which rows of the values' part j ([lanes], rows) were never reached by a solve that failed."""
@@ -231,12 +228,6 @@ class Chain:
         one = lambda p, aux, t0, u, sign: self.functions.times(t0, u, p, aux, sign)
         return self.lanes.map(one, (p_axes, self.aux_axes, 0, 0, 0))(p, self.aux, t0, u, self.sign)
 
-    def _with(self, p: list, new: list) -> list:
-        out = list(p)
-        for i, x in zip(self.functions.changed, new, strict=True):
-            out[i] = x
-        return out
-
     def _segment(self, us, u, p, p_axes, new, t0, ts, k):
         """The smooth solve that ends at event k, or at the end: us with its saves, the state at its end."""
         call, lanes, m = self.call, self.lanes, self.ts.shape[-1]
@@ -269,7 +260,7 @@ class Chain:
             return jnp.where(j < place, padded, jnp.where(j == place, end, earlier))
 
         saves = lanes.map(with_end)(ts, self.sign, place, begin, end)
-        own = self._with(p, new)
+        own = self.functions.exchanged(p, new)
         changed = self.functions.changed
         axes = [0 if i in changed and call.lanes is not None else a for i, a in enumerate(p_axes)]
         values = self._flow(u, own, axes, jnp.where(first, t0, begin), saves, end)
@@ -280,7 +271,7 @@ class Chain:
         return us, jnp.where(wide(ended), u, at_end)
 
     def _ends(self, row: Row):
-        return (row.kind >= 0) & jnp.take(self.system.table("terminate"), row.kind, mode="clip")
+        return (row.kind >= 0) & self.system.look_up("terminate", row.kind)
 
     def _flow(self, u, p, p_axes, t0, ts, t1):
         """The smooth solve T_0 by the primitive, as ([lanes], m + 1, n)."""
@@ -297,18 +288,17 @@ class Chain:
 
     def _jump(self, u, p, p_axes, new, schedule, row: Row):
         """The event of this row: state and changed parameters after it; its time, the states before and after."""
-        own = self._with(p, new)
+        own = self.functions.exchanged(p, new)
         changed, lane = self.functions.changed, self.call.lanes is not None
         axes = [0 if i in changed and lane else a for i, a in enumerate(p_axes)]
         none = row.kind < 0
         one = self.lanes.map(self._jump_one, (0, axes, self.aux_axes, 0, 0, self.bounds_axes))
         # where nothing happens u may not be finite, and zero times NaN would reach what is differentiated
-        given = jnp.where(_wide(none, u), self.begin, u)
+        given = choose(none, self.begin, u)
         t, before, after, plus, changed_p = one(given, own, self.aux, schedule, row, self.bounds)
-        pick = lambda a, b: jnp.where(_wide(none, b), a, b)
-        new = [pick(a, b) for a, b in zip(new, changed_p, strict=True)]
-        ends = self._ends(row)[..., None]
-        return pick(u, jnp.where(ends, after, plus)), new, (pick(jnp.full_like(t, jnp.inf), t), before, after)
+        after_it = choose(self._ends(row), after, plus)
+        u, new, t = choose(none, (u, new, jnp.full_like(t, jnp.inf)), (after_it, changed_p, t))
+        return u, new, (t, before, after)
 
     def _jump_one(self, u, p, aux, schedule, row: Row, bounds):
         method, order, system = self.call.spec.settings.method, self.order, self.system
@@ -316,20 +306,21 @@ class Chain:
         def velocity_with(p):
             return lambda t, u: velocity(method, lambda t, u: self.field(t, u, p, aux), t, u)
 
-        how = jnp.take(jnp.asarray([k.how == SCHEDULED for k in system.kinds]), row.kind, mode="clip")
-        real = [k.how == CONTINUOUS and not k.boolean for k in system.kinds]
-        located = jnp.take(jnp.asarray(real), row.kind, mode="clip") & (row.kind >= 0)
-        place = _place_of(system, row.kind)
+        happens = row.kind >= 0
+        real = system.table("continuous") & ~system.table("boolean")
+        located = jnp.take(jnp.asarray(real), row.kind, mode="clip") & happens
+        place = jnp.take(np.cumsum(system.table("continuous")) - 1, row.kind, mode="clip")  # among the conditions
         shift = jnp.zeros_like(row.t)
         if schedule.shape[-1]:
-            first = jnp.take(jnp.asarray(_first_time(system, self.functions)), row.kind, mode="clip")
+            sizes = system.table("size")
+            first = jnp.take(np.cumsum(sizes) - sizes, row.kind, mode="clip")  # of the kind's own among all
             s = jnp.take(schedule, first + row.index, mode="clip")
-            shift = jnp.where(how & (row.kind >= 0), s - jax.lax.stop_gradient(s), 0)
+            shift = jnp.where(system.look_up("scheduled", row.kind) & happens, s - jax.lax.stop_gradient(s), 0)
         ahead = velocity_with(p)
         start = row.t
 
         def residual(tau):
-            if not any(real):
+            if not np.any(real):
                 return tau - shift
             moved = nudge(ahead, start, u, tau, order)
             g = self.functions.conditions(start + tau, moved, p, aux)
@@ -340,26 +331,10 @@ class Chain:
         t = start + tau
         before = nudge(ahead, start, u, tau, order)
         after, new = self.functions.affect(row.kind, row.index, t, before, p, aux)
-        later = self._with(p, new)
+        later = self.functions.exchanged(p, new)
         if self.call.spec.initialise is not None:
             f = lambda t, u: self.field(t, u, later, aux)
             after, _ = initial.consistent(self.mass, f, t, after, (bounds.abstol, bounds.reltol), check=False)
         moving = row.next if order == 1 else row.next + tau
         plus = nudge(velocity_with(later), moving, after, -tau, order)
         return t, before, after, plus, new
-
-
-def _place_of(system, kind):
-    """The number of a continuous kind among the conditions' components."""
-    own = system.of(CONTINUOUS)
-    table = [own.index(i) if i in own else 0 for i in range(len(system.kinds))]
-    return jnp.take(jnp.asarray(table, jnp.int32), kind, mode="clip")
-
-
-def _first_time(system, found: Functions) -> list[int]:
-    """For each kind, where its known times start among all."""
-    out, start = [], 0
-    for kind in system.kinds:
-        out.append(start)
-        start += kind.size
-    return out

@@ -30,6 +30,12 @@ class Stats(NamedTuple):
     nreject: Any
 
 
+def return_code(code):
+    """A solve's code as a `ReturnCode`; of many solves, or under a transform, the integers."""
+    known = None if jnp.ndim(code) else concrete(code)
+    return code if known is None else ReturnCode(int(known))
+
+
 class Events(NamedTuple):
     """What happened during a solve; under a transform max_events rows, the unused ones with which = -1 and t = inf.
 
@@ -132,8 +138,7 @@ class ODESolution:
 
     @property
     def retcode(self):
-        known = None if jnp.ndim(self._code) else concrete(self._code)
-        return self._code if known is None else ReturnCode(int(known))
+        return return_code(self._code)
 
     @property
     def success(self):

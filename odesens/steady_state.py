@@ -26,6 +26,7 @@ from .methods import initial
 from .methods.linear import DENSE, Mass, of_map, parts_of, solve_exactly
 from .problem import ODEProblem, check_tspan
 from .saveat import concrete
+from .solution import return_code
 from .solve import solve
 from .status import ReturnCode, SolveError
 from .trace import trace_field
@@ -169,8 +170,7 @@ class SteadyStateSolution(eqx.Module):
 
     @property
     def retcode(self):
-        known = None if jnp.ndim(self._code) else concrete(self._code)
-        return self._code if known is None else ReturnCode(int(known))
+        return return_code(self._code)
 
     @property
     def success(self):

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..events import CONTINUOUS, DISCRETE, SCHEDULED, EventSystem, Functions, rates
+from ..events import CONTINUOUS, DISCRETE, SCHEDULED, EventSystem, Functions, beyond, rates
 from ..extension import compiled_whole, vary, varying_axes, while_loop
 from ..methods import step as one_step
 from ..status import ReturnCode
 from . import localise
-from .lanes import Lanes
+from .lanes import Lanes, choose
 from .loop import (
     RUNNING,
     Lane,
@@ -175,10 +175,7 @@ class Run(NamedTuple):
 
     def params(self, new: list) -> dict:
         """The parameters, some leaves of which events have changed."""
-        p = list(self.task.p["p"])
-        for i, x in zip(self.functions.changed, new, strict=True):
-            p[i] = x
-        return {**self.task.p, "p": p}
+        return {**self.task.p, "p": self.functions.exchanged(self.task.p["p"], new)}
 
     def plan(self, params, t0, u0, t1) -> Plan:
         times = self.functions.times(t0, u0, params["p"], params["aux"], direction(t0, t1))
@@ -282,7 +279,7 @@ class Run(NamedTuple):
         pick = lambda x: jnp.take(x, number, mode="clip")
         target = pick(plan.times)
         planned = (number < plan.times.shape[0]) & jnp.isfinite(target)
-        opens = jnp.take(self.system.table("open"), pick(plan.kinds), mode="clip")
+        opens = self.system.look_up("open", pick(plan.kinds))
         target = jnp.where(opens, jnp.nextafter(target, -sign * jnp.inf), target)
         stop = jnp.where(planned, target, t1)
         stay = sign * ((stop - lane.t) - lane.t_lo) < 0
@@ -317,8 +314,7 @@ class Run(NamedTuple):
             close = localise.ROUNDING * localise.rounding_of(trial.t, trial.dt)
             at_stop = (new.code == ReturnCode.Success) & (jnp.abs(again.dt - trial.dt) <= close) & again.accepted
             short = event & ~at_stop
-            pick = lambda a, b: jnp.where(short.reshape(*short.shape, *(1,) * (a.ndim - short.ndim)), a, b)
-            return jax.tree.map(pick, (again, after), (trial, new)), which, short
+            return choose(short, (again, after), (trial, new)), which, short
 
         (trial, new), fired, short = jax.lax.cond(
             jnp.any(event), back, lambda: ((trial, new), nowhere, jnp.zeros_like(event))
@@ -387,7 +383,6 @@ class Run(NamedTuple):
             after, after_new, left, entry = self.jump(self.params(new), lane, s.index, pending, kind)
             full = now & ((log.count >= self.system.most) | self.recurs(log, lane, kind))
             happens = now & ~full
-            pick = lambda a, b: jnp.where(happens.reshape(*happens.shape, *(1,) * (a.ndim - happens.ndim)), a, b)
             put = lambda buffer, x: self.put(buffer, log.count, x, happens)
             log = Log(
                 put(log.entries, entry),
@@ -398,7 +393,7 @@ class Run(NamedTuple):
             code = jnp.where(full, ReturnCode.EventLimit, lane.code).astype(jnp.int32)
             roots, known = self.components(pending), self.values(self.params(new), lane)
             old = lane._replace(code=code), new, pending
-            lane, new, pending = jax.tree.map(pick, (after, after_new, left), old)
+            lane, new, pending = choose(happens, (after, after_new, left), old)
             signs = jnp.where(happens[..., None], self.signs(self.params(new), lane, roots, known), signs)
             return lane, new, signs, pending, log
 
@@ -410,13 +405,12 @@ class Run(NamedTuple):
 
     def recurs(self, log: Log, lane: Lane, kind):
         """Whether a root is the one before it but for rounding: the end of a series of events that does not end."""
-        located = np.asarray([k.how == CONTINUOUS for k in self.system.kinds])
 
         def one(entries, count, lane, kind):
             t, t_lo, last, _ = jax.lax.dynamic_index_in_dim(entries, jnp.maximum(count - 1, 0), keepdims=False)
             since = jnp.abs((lane.t - t) + (lane.t_lo - t_lo))
             close = since <= localise.RESTART * localise.rounding_of(lane.t, 0)
-            return close & (last == kind) & (count > 0) & jnp.take(located, kind, mode="clip")
+            return close & (last == kind) & (count > 0) & self.system.look_up("continuous", kind)
 
         return self.lanes.map(one)(log.entries, log.count, lane, kind)
 
@@ -433,22 +427,18 @@ class Run(NamedTuple):
 
     def jump(self, params, old: Lane, index, pending, kind):
         """The lanes after the event of their kind, changed parameters, what is still pending, the entry for the log."""
-        task, table = self.task, self.system.table
+        task = self.task
 
         def one(p, lane, kind, index, pending, t0, t1):
-            pick = lambda name: jnp.take(table(name), kind, mode="clip")
-            # f is never taken at the time itself: whose value it has there is unknown
-            end = direction(t0, t1) * jnp.inf
-            beyond = jnp.nextafter(jnp.nextafter(lane.t, end), end)
-            beyond = jnp.where(direction(t0, t1) * (beyond - t1) > 0, t1, beyond)
-            t = jnp.where(pick("open"), beyond, lane.t)
+            ends = self.system.look_up("terminate", kind)
+            t = jnp.where(self.system.look_up("open", kind), beyond(lane.t, t1, direction(t0, t1)), lane.t)
             u, new = self.functions.affect(kind, index, lane.t, self.state(lane.u), p["p"], p["aux"])
             ok = jnp.ones((), bool)
             if self.settle is not None:
-                u, ok = self.settle({**p, "p": self.replaced(p["p"], new)}, u, t)
+                u, ok = self.settle({**p, "p": self.functions.exchanged(p["p"], new)}, u, t)
             entry = jnp.stack([x.astype(lane.t.dtype) for x in (lane.t, lane.t_lo, kind, index)])
             left = pending & (jnp.arange(pending.shape[0]) != kind)
-            return t, u, new, ok, entry, left & ~pick("terminate"), pick("terminate")
+            return t, u, new, ok, entry, left & ~ends, ends
 
         axes = (task.p_axes, 0, 0, 0, 0, 0, 0)
         t, u, new, ok, entry, left, ends = self.lanes.map(one, axes)(
@@ -474,9 +464,3 @@ class Run(NamedTuple):
         if lane.work is not None:
             lane = lane._replace(work=lane.work._replace(njacs=old.work.njacs))
         return lane, new, left, entry
-
-    def replaced(self, p: list, new: list) -> list:
-        out = list(p)
-        for i, x in zip(self.functions.changed, new, strict=True):
-            out[i] = x
-        return out

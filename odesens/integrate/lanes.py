@@ -17,6 +17,12 @@ from ..extension import count_down
 FEW = 32  # lanes up to which rows are written one after the other
 
 
+def choose(flag, new, old):
+    """`new` in the lanes where `flag` ([lanes]), else `old`; trees of arrays whose leading axes are those of flag."""
+    wide = lambda x: flag.reshape(*flag.shape, *(1,) * (x.ndim - flag.ndim))
+    return jax.tree.map(lambda a, b: jnp.where(wide(b), a, b), new, old)
+
+
 class Lanes(NamedTuple):
     """`size` lanes along a leading axis, or one solve without such an axis where `size` is None."""
 

@@ -6,7 +6,6 @@ parts of a lane. Must not know: the loop itself, adjoints.
 The matrix is renewed outside of the arithmetic that is mapped over the lanes: a branch there would be taken for all.
 """
 
-import jax
 import jax.numpy as jnp
 
 from ..extension import while_loop
@@ -14,7 +13,7 @@ from ..methods import bdf
 from ..methods import step as one_step
 from ..methods.bdf import PERIOD as PERIOD
 from ..methods.step import AUTO, mode_of
-from .lanes import Lanes
+from .lanes import Lanes, choose
 
 
 def restart(method, system, u, slope, dt, t, blocks: int):
@@ -62,7 +61,7 @@ def renewed(method, at, lanes: Lanes, axes, args, lane, known: bdf.Known | None)
     def where(flag, new, old):
         if lanes.size is None:  # here only where it is wanted
             return new
-        return jax.tree.map(lambda a, b: jnp.where(flag.reshape(-1, *(1,) * (a.ndim - 1)), a, b), new, old)
+        return choose(flag, new, old)
 
     flags, work = lanes.map(wants, (axes, 0, 0))(args, lane, known), lane.work
     for which, flag in enumerate(flags):

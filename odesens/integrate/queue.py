@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ..extension import compiled_whole, vary, varying_axes, while_loop
-from .lanes import FEW, Lanes
+from .lanes import FEW, Lanes, choose
 from .loop import RUNNING, Lane, Options, Result, Settings, Task, in_order, save, start, stepper, velocity_of
 
 PATIENCE = 16
@@ -121,8 +121,8 @@ def integrate_queued(
 
         def again(work):
             fresh = queue.begin(index)
-            chosen = lambda new, old: jnp.where(free.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-            return Work(jax.tree.map(chosen, fresh.lane, work.lane), chosen(fresh.us, work.us), index)
+            lane, us = choose(free, (fresh.lane, fresh.us), (work.lane, work.us))
+            return Work(lane, us, index)
 
         axes = varying_axes(*jax.tree.leaves(work))
         resume = lambda work: vary(again(work), axes)
