@@ -303,6 +303,8 @@ def test_dummies_of_the_pendulum_by_weights():
     both = lambda v: {(v, 1), (v, 2)}
     assert dummies(PENDULUM, c, d, [0, 0, 0], at(0.6, -0.8)) == both(1)
     assert dummies(PENDULUM, c, d, [0, 0, 0], at(-0.8, 0.6)) == both(0)
+    assert dummies(PENDULUM, c, d, [0, 0, 0], at(np.cos(np.pi / 4), np.sin(np.pi / 4))) == both(1)
+    assert dummies(PENDULUM, c, d, [0, 0, 0], at(np.sin(np.pi / 4), np.cos(np.pi / 4))) == both(1)
     assert dummies(PENDULUM, c, d, [0, 1, 0], at(0.6, 0.8)) == both(0)  # priority comes first
     assert dummies(PENDULUM, c, d, [0, 1, 0], at(np.cos(np.pi / 2), 1.0)) == both(1)  # but not where it is singular
     assert dummies(PENDULUM, c, d, [1, 0, 0], {(2, 0): 1.0}) == both(0)

@@ -23,6 +23,7 @@ Rows = Sequence[Collection[int]]
 Signature = Sequence[Mapping[int, int]]
 
 NEGLIGIBLE = 1e-10  # a derivative that is smaller, against the largest of its equation, is no pivot
+EQUAL = 1e-6  # sizes are equal within it, so that rounding does not decide
 
 
 class Part(NamedTuple):
@@ -286,8 +287,8 @@ def dummies(
     priority : (n_variables,); variables of lowest priority are chosen, those of high priority stay states; of equal
         ones the earlier stay
     weights : {(i, j): size of the derivative of e_i^(c_i) by v_j^(d_j)}; among choices of equal priority the one with
-        the largest product along a matching is made. An entry that is absent, or negligible against the largest of
-        its equation, is no candidate
+        the largest product along a matching is made, of those equal within rounding again the earlier stay. An entry
+        that is absent, or negligible against the largest of its equation, is no candidate
 
     Returns
     -------
@@ -344,5 +345,6 @@ def _heaviest(rows: Sequence[Mapping[int, float]], priority: np.ndarray) -> np.n
     spread = ends[0] - ends[1]
     _, rank = np.unique(priority, return_inverse=True)
     # one rank outweighs all that sizes can do; costs are positive, as a zero would be no entry
-    graph.data = np.repeat(ends[0], np.diff(graph.indptr)) - size + (1 + spread.sum()) * rank[graph.indices] + 1
+    cost = np.repeat(ends[0], np.diff(graph.indptr)) - size + (len(rows) + spread.sum()) * rank[graph.indices]
+    graph.data = cost + 2 - EQUAL * graph.indices / len(priority)
     return csgraph.min_weight_full_bipartite_matching(graph)[1]
