@@ -90,6 +90,9 @@ def test_expressions_hold_the_symbol_that_was_given(make):
     for value in (1.0, 2.0, 3.0):
         (found,) = make(parameters("a", default=value)).free_symbols
         assert found.default == value
+    for value in (1.0, 2.0):  # also through an expression that is a value
+        (found,) = make(parameters("b", default=2 * parameters("a", default=value))).free_symbols
+        assert found.default.free_symbols.pop().default == value
 
 
 def test_arrays():
@@ -178,21 +181,21 @@ def test_forms_of_equations():
     assert texts(System((D(x), -x), t).equations) == ["D(x) = -x"]
     assert texts(System((Eq(e, 0, evaluate=False) for e in (x, y)), t).equations) == ["x = 0", "y = 0"]
     assert [e.args for e in equations(x, 1)] == [(x, sympy.Integer(1))]
-    assert texts(System([equations(v[:, None], np.array([[1.5, x]]))], t).equations) == [
-        "v[0] = 1.5",
+    assert texts(System([equations(v[:, None], np.array([[3, x]]))], t).equations) == [
+        "v[0] = 3",
         "v[0] = x",
-        "v[1] = 1.5",
+        "v[1] = 3",
         "v[1] = x",
     ]
 
 
 def test_what_is_no_equation():
-    x, y = unknowns("x y")
+    x = unknowns("x")
     with refused(ValueError, "System m, equation 1 is False", "sympy.Eq"):
         System([Eq(D(x), 1), D(x) == -x], t, name="m")
     with refused(ValueError, "1 = 2, never holds"):
         System([(1, 2)], t)
-    with refused(TypeError, "equation 0 must be sympy.Eq", "-x"):
+    with refused(TypeError, "equation 0 must be sympy.Eq", r"x \+ D\(x\)"):
         System([D(x) + x], t)
     with refused(TypeError, "must be sympy.Eq", "x > 1"):
         System([x > 1], t)
@@ -326,7 +329,7 @@ def test_two_instances_in_one_system():
         "D(right.speed) = -right.k*right.speed + right.torque",
         "right.torque = right.twice*sin(t)",
     ]
-    assert list(flat.unknowns)[:5] == ["load", "left.speed", "right.speed", "left.torque", "right.torque"]
+    assert list(flat.unknowns)[:5] == ["load", "right.speed", "left.speed", "left.torque", "right.torque"]
     assert list(flat.unknowns)[5:] == ["left.power", "right.power"]
     assert list(flat.parameters) == ["left.k", "left.twice", "right.k", "right.twice"]
     assert {key: str(value) for key, value in flat.defaults.items()} == {
@@ -486,12 +489,12 @@ def test_own_connectors_count_the_other_way():
     s, g = source("s"), ground("g")
     root = System([connect(s.p, series.p), connect(s.n, series.n, g.p)], t, systems=[s, series, g])
     flat = root.flatten()
-    connections = texts(flat.equations[4 + 8 + 1 :])
+    connections = texts(flat.equations[3 * 4 + 1 :])
     assert sorted(x for x in connections if ".i" in x) == sorted(
         [
-            "-series.p.i + series.a.p.i = 0",
+            "series.a.p.i - series.p.i = 0",
             "series.a.n.i + series.b.p.i = 0",
-            "-series.n.i + series.b.n.i = 0",
+            "series.b.n.i - series.n.i = 0",
             "s.p.i + series.p.i = 0",
             "g.p.i + s.n.i + series.n.i = 0",
         ]
@@ -522,7 +525,7 @@ def test_unknowns_are_connected():
     a, b = unknowns("a b", shape=2)
     flat = System([connect(x, y), connect(y, z), connect(z, x), connect(a, b)], t).flatten()
     assert texts(flat.equations) == ["x = y", "x = z", "a[0] = b[0]", "a[1] = b[1]"]
-    assert list(flat.unknowns) == ["x", "y", "z", "a[0]", "b[0]", "a[1]", "b[1]"]
+    assert list(flat.unknowns) == ["x", "y", "z", "a[0]", "a[1]", "b[0]", "b[1]"]
     left, right = motor("left"), motor("right")
     flat = System([connect(left.speed, right.speed)], t, systems=[left, right]).flatten()
     assert texts(flat.equations[-1:]) == ["left.speed = right.speed"]
@@ -621,7 +624,7 @@ def test_events_that_are_wrong():
         ContinuousEvent([x, y], {x: 0}, direction=[1])
     with refused(ValueError, "assigns to x twice"):
         ContinuousEvent(x, {x: 0, unknowns("x", default=1): 1})
-    with refused(TypeError, "must be a ContinuousEvent", "tuple|list|Gt|Greater"):
+    with refused(TypeError, "must be a ContinuousEvent", "x > 1"):
         System([(D(x), 1)], t, events=[x > 1])
 
 

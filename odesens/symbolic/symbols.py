@@ -116,7 +116,11 @@ def _is(checked: dict, key: str, cls) -> bool:
 
 
 def _text(value) -> str:
-    return sympy.srepr(value) if isinstance(value, sympy.Basic) else repr(value)
+    """What tells values apart; for an expression also what is said of its symbols."""
+    if not isinstance(value, sympy.Basic):
+        return repr(value)
+    symbols = sorted(f"{s.name}:{s._key}" for s in value.free_symbols if isinstance(s, _Named))
+    return f"{sympy.srepr(value)}{symbols}"
 
 
 def scalar(value, what: str):
