@@ -32,7 +32,7 @@ def texts(pairs) -> list[str]:
 
 def refused(kind, *parts):
     """pytest.raises for a message that holds all the parts."""
-    return pytest.raises(kind, match="".join(f"(?=[^$]*{part})" for part in parts))
+    return pytest.raises(kind, match="(?s)" + "".join(f"(?=.*(?:{part}))" for part in parts))
 
 
 # symbols
@@ -505,6 +505,8 @@ def test_own_connectors_count_the_other_way():
     ra, rb, v = (flat.parameters[name] for name in ("series.a.R", "series.b.R", "s.V"))
     assert sympy.simplify(solution[unknown["s.i"]] + v / (ra + rb)) == 0
     assert sympy.simplify(solution[unknown["series.p.i"]] - v / (ra + rb)) == 0
+    alone = texts(series.flatten().equations)
+    assert {"a.p.i - p.i = 0", "b.n.i - n.i = 0", "p.i = 0", "n.i = 0"} < set(alone)
 
 
 def test_what_is_not_connected_has_no_flow():
@@ -578,6 +580,8 @@ def test_connections_that_do_not_fit():
         connect(r.p, System([], t, symbols=unknowns("v i", connect="equal"), name="q"))
     with refused(ValueError, r"connect\(r.p, r.n\)", "r.p.v is of no subsystem"):
         System([connect(r.p, r.n)], t)
+    with refused(ValueError, "without a name"):
+        connect(System([], t, symbols=unknowns("v i", connect="equal")), r.p)
     with refused(TypeError, "cannot be an initial equation"):
         System([], t, initial=[connect(r.p, r.n)], systems=[r])
 

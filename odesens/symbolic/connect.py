@@ -44,7 +44,8 @@ def connect(*members) -> Connection:
     *members : Unknown, array of unknowns, or System
         Two or more of a kind. Unknowns are equated. A connector is a system whose unknowns have `connect="equal"` or
         `connect="flow"`: equal ones are equated, flows sum to zero over all that is connected. A flow counts into its
-        component.
+        component: with a plus for `motor.pin`, with a minus for a connector that is itself a subsystem of the system in
+        which the connection is written.
 
     Returns
     -------
@@ -86,7 +87,9 @@ def _interface(member) -> dict[str, Unknown]:
     if interface is None:
         raise TypeError(f"connect takes unknowns or connectors, got {type(member).__name__}: {member}")
     found = interface(member)
-    name = member.name or "(unnamed)"
+    name = member.name
+    if not name:
+        raise ValueError(f"connect got a system without a name: {member}; a connector is a subsystem with a name")
     if not found:
         raise ValueError(f"connect got {name}, which has no unknowns; a connector has some with connect set")
     for unknown in found.values():

@@ -4,6 +4,7 @@ Owns: `Flat`, `flatten`: the walk through a tree of systems, precedence of defau
 connections. Must not know: how a system is given (`system`), simplification, JAX.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -114,9 +115,9 @@ def flatten(root) -> Flat:
 
     everywhere = lambda part: tuple((s(a), s(b)) for system, s in places for a, b in getattr(system, part))
     observed = everywhere("observed")
-    for i, (unknown, _) in enumerate(observed):
-        if unknown.name in {other.name for other, _ in observed[:i]}:
-            raise ValueError(f"{title(root.name)}: {unknown} is observed twice")
+    for name, count in Counter(unknown.name for unknown, _ in observed).items():
+        if count > 1:
+            raise ValueError(f"{title(root.name)}: {name} is observed twice")
     return Flat(
         name=root.name,
         equations=everywhere("equations") + tuple(expand(connected, flows, table)),
