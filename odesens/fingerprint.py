@@ -24,6 +24,10 @@ MOST_PARTS = 4000  # of a key
 MOST_BYTES = 2**20  # of captured arrays, which a cache with this key keeps alive
 
 
+class Frozen:
+    """Base of callables that never change and trace to the same program each time: known by identity."""
+
+
 class Unknown(Exception):
     """The function depends on something that may change unseen."""
 
@@ -174,6 +178,8 @@ class Fingerprint:
             self._array(x)
         elif _is_pure(x):
             self._identity("pure", x)
+        elif isinstance(x, Frozen):
+            self._identity("frozen", x)
         elif isinstance(x, np.dtype):
             self._identity("dtype", x)
         elif kind is types.MethodType:

@@ -6,7 +6,7 @@ Owns: the problem as data, `remake`. Must not know: how it is solved.
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import PyTree
@@ -46,9 +46,20 @@ class CheckInit:
     """Refuse, with `ReturnCode.InitialisationFailure`, a u0 that does not obey the algebraic equations at t0."""
 
 
+class Resolved(NamedTuple):
+    """The values of a problem as they are solved for; `label` gives a solution what it should know of them."""
+
+    u0: PyTree
+    p: PyTree
+    tspan: tuple
+    label: Callable | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class ODEProblem:
     """The initial value problem M du/dt = f(t, u, p), u(t0) = u0.
+
+    With a `odesens.symbolic.System` in place of f, values are given by name: see `odesens.symbolic.SymbolicProblem`.
 
     Parameters
     ----------
@@ -88,6 +99,10 @@ class ODEProblem:
     jac_sparsity: Any = None
     options: dict = field(default_factory=dict)
 
+    def __new__(cls, f: Any = None, *args, **kwargs):
+        own = getattr(f, "_problem_type", None) if cls is ODEProblem else None  # a system makes its own kind
+        return object.__new__(cls if own is None else own)
+
     def __init__(
         self,
         f: Callable,
@@ -119,6 +134,28 @@ class ODEProblem:
         """The functions of (t, u, p) besides f that a solve may use, by name."""
         return {} if self.jac is None else {"jac": self.jac}
 
+    @property
+    def callbacks(self) -> list:
+        """Events that are part of the problem, before those of `callback=`."""
+        return []
+
+    def resolved(self, u0: PyTree = None, p: PyTree = None, tspan: Any = None) -> Resolved:
+        """The values to solve for, given others in their place."""
+        span = self.tspan if tspan is None else check_tspan(tspan)
+        return Resolved(self.u0 if u0 is None else u0, self.p if p is None else p, span)
+
+    def remade(self, **changes) -> "ODEProblem":
+        """See `remake`."""
+        names = self._parts
+        parts = {k: changes.pop(k) for k in names if k in changes}
+        check_options(changes, f"remake (besides {', '.join(names)})")
+        kept = {k: getattr(self, k) for k in names}
+        return type(self)(**{**kept, **parts}, **{**self.options, **changes})
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        return ("f", "u0", "tspan", "p", "mass_matrix", "jac", "jac_sparsity")
+
     def __repr__(self) -> str:
         name = getattr(self.f, "__name__", type(self.f).__name__)
         options = "".join(f", {k}={v!r}" for k, v in self.options.items())
@@ -146,6 +183,10 @@ class SplitODEProblem(ODEProblem):
         object.__setattr__(self, "f1", f1)
         object.__setattr__(self, "f2", f2)
         super().__init__(_Sum(f1, f2), u0, tspan, p, **options)
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        return ("f1", "f2", *super()._parts[1:])
 
     @property
     def functions(self) -> dict:
@@ -180,6 +221,9 @@ def check_options(options: dict, where: str) -> None:
 def remake(prob: ODEProblem, **changes) -> ODEProblem:
     """A copy of the problem with the given parts exchanged: f (f1, f2), u0, tspan, p, mass_matrix, options of `solve`.
 
+    Values of a symbolic problem are exchanged by name, in any order, the others kept: u0={x: 3.0}, p={k: 2.0}, guesses;
+    None takes a value back, so that the equations determine it.
+
     >>> import odesens as ode
     >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0)
     >>> ode.remake(prob, p=3.0).p
@@ -189,9 +233,4 @@ def remake(prob: ODEProblem, **changes) -> ODEProblem:
         if hasattr(prob, "_remake"):  # a problem that brings its own
             return prob._remake(**changes)
         raise TypeError(f"remake needs an ODEProblem first, got {type(prob).__name__}")
-    split = isinstance(prob, SplitODEProblem)
-    names = [*(("f1", "f2") if split else ("f",)), "u0", "tspan", "p", "mass_matrix", "jac", "jac_sparsity"]
-    parts = {k: changes.pop(k) for k in names if k in changes}
-    check_options(changes, f"remake (besides {', '.join(names)})")
-    kept = {k: getattr(prob, k) for k in names}
-    return type(prob)(**{**kept, **parts}, **{**prob.options, **changes})
+    return prob.remade(**changes)

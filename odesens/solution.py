@@ -100,10 +100,13 @@ class ODESolution:
     alg, sensealg : the method and the sensitivity algorithm that were used, also where none was named
 
     `sol[i]` is the state at saved time i, `len(sol)` and iteration go over saved times, and `sol(t)` is the state at
-    any time in the span, see `__call__`.
+    any time in the span, see `__call__`. Of a symbolic problem, `sol[x]` is what x, a name, a symbol or an expression,
+    is at the saved times, `sol(t, idxs=x)` at others, and `sol.ps[k]` a parameter.
     """
 
-    def __init__(self, t, u, code, counts, operands, record, call: Call, u_tree, events: Events | None = None):
+    def __init__(
+        self, t, u, code, counts, operands, record, call: Call, u_tree, events: Events | None = None, labels=None
+    ):
         self.t = t
         self.u = u
         self.events = events
@@ -113,15 +116,16 @@ class ODESolution:
         self._record = record
         self._call = call
         self._u_tree = u_tree
+        self._labels = labels  # of a symbolic problem: the meaning of names
 
     def tree_flatten(self):
-        children = (self.t, self.u, self._code, self._counts, self._operands, self._record, self.events)
-        return children, (self._call, self._u_tree)
+        arrays = (self.t, self.u, self._code, self._counts, self._operands, self._record)
+        return (*arrays, self.events, self._labels), (self._call, self._u_tree)
 
     @classmethod
     def tree_unflatten(cls, static, children):
-        *arrays, events = children
-        return cls(*arrays, *static, events=events)
+        *arrays, events, labels = children
+        return cls(*arrays, *static, events=events, labels=labels)
 
     @property
     def alg(self):
@@ -159,6 +163,8 @@ class ODESolution:
             )
 
     def __getitem__(self, i):
+        if self._labels is not None and self._labels.handles(i):
+            return self._labels.at(self.t, self.u, i)
         self._one_lane()
         if isinstance(i, int) and not -len(self) <= i < len(self):
             raise IndexError(f"sol[{i}]: this solution has {len(self)} saved states")
@@ -169,7 +175,14 @@ class ODESolution:
     def __iter__(self):
         return (self[i] for i in range(len(self)))
 
-    def __call__(self, t, deriv: int = 0):
+    @property
+    def ps(self):
+        """`sol.ps[k]`: the parameters of a symbolic problem by name, at t0 for those that events change."""
+        if self._labels is None:
+            raise AttributeError("only solutions of symbolic problems have parameters by name")
+        return self._labels.ps
+
+    def __call__(self, t, deriv: int = 0, idxs=None):
         """The state at time t, or its time derivative of order `deriv`.
 
         Parameters
@@ -179,6 +192,8 @@ class ODESolution:
         deriv : int
             Order of the derivative in t, which is that of the differential equation at the interpolated state: du/dt =
             f(t, u(t), p), and so on.
+        idxs : name, expression, or a list of them, optional
+            Of a symbolic problem: what to evaluate in place of the state.
 
         Returns
         -------
@@ -203,12 +218,15 @@ class ODESolution:
             raise TypeError(f"sol(t) needs real times, got dtype {t.dtype}")
         times = t.astype(t0.dtype)
         self._check_span(times)
+        if idxs is not None and self._labels is None:
+            raise TypeError("idxs needs a solution of a symbolic problem; index the state that sol(t) returns")
         shape = times.shape
-        at = self._at
+        at = self._at if idxs is None else lambda ts: [self._labels.at(ts, *self._at(ts), idxs)]
         for _ in range(deriv):
             at = _time_derivative(at)
         leaves = at(times.reshape(-1))
-        return jax.tree.unflatten(self._u_tree, [x.reshape(*shape, *x.shape[1:]) for x in leaves])
+        leaves = [x.reshape(*shape, *x.shape[1:]) for x in leaves]
+        return leaves[0] if idxs is not None else jax.tree.unflatten(self._u_tree, leaves)
 
     def _at(self, ts) -> list:
         call = self._call

@@ -33,7 +33,7 @@ from .inputs import (
 )
 from .methods.controller import PIController
 from .primitive import flow
-from .problem import BrownBasic, ODEProblem, check_options, check_tspan
+from .problem import BrownBasic, ODEProblem, check_options
 from .saveat import concrete, saved_times
 from .sensealg import DiscreteAdjoint, choose
 from .solution import ODESolution, listed
@@ -161,7 +161,12 @@ def _has_forward_mode(sol: ODESolution) -> bool:
 
 def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
     """`solve` with the method that is named, or one by what can be told without solving."""
-    call, head, t1, u_tree, every_step = prepare(prob, alg, u0, p, tspan, options)
+    call, head, t1, u_tree, every_step, label = prepare(prob, alg, u0, p, tspan, options)
+    sol = _solved(call, head, t1, u_tree, every_step)
+    return sol if label is None else label(sol)
+
+
+def _solved(call: Call, head: list, t1, u_tree, every_step: bool) -> ODESolution:
     if every_step and call.spec.events is not None:
         return _solve_event_steps(call, head, u_tree)
     if every_step:
@@ -173,13 +178,17 @@ def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
 
 
 class Prepared(NamedTuple):
-    """A problem as a call of the primitive and its operands; the structure of u; whether every step is to be saved."""
+    """A problem as a call of the primitive and its operands; the structure of u; whether every step is to be saved.
+
+    label : what gives a solution the names of the problem's values, or None
+    """
 
     call: Call
     operands: list
     t1: Any
     u_tree: Any
     every_step: bool
+    label: Any
 
 
 def prepare(prob: ODEProblem, alg, u0, p, tspan, options: dict, width: int | None = None) -> Prepared:
@@ -190,12 +199,11 @@ def prepare(prob: ODEProblem, alg, u0, p, tspan, options: dict, width: int | Non
     for name in ("dense", "adaptive", "throw"):
         if not isinstance(merged[name], (bool, np.bool_, type(None))):
             raise TypeError(f"{name} must be True or False, got {merged[name]!r}")
-    u = as_state(prob.u0 if u0 is None else u0)
-    params = as_params(prob.p if p is None else p)
-    span = prob.tspan if tspan is None else check_tspan(tspan)
+    given_u0, given_p, span, label = prob.resolved(u0, p, tspan)
+    u, params = as_state(given_u0), as_params(given_p)
 
     times = [x for x in jax.tree.leaves((span, merged["saveat"])) if isinstance(x, Tracer)]
-    callbacks = collect(merged["callback"], merged["tstops"], merged["discontinuities"])
+    callbacks = collect([*prob.callbacks, merged["callback"]], merged["tstops"], merged["discontinuities"])
     others = {**prob.functions, **programs(callbacks)} if callbacks else prob.functions
     field, p_leaves, aux = trace_field(prob.f, u, params, varying_axes(*times), others)
     events = make_system(callbacks, field, check_max_events(merged["max_events"]))
@@ -222,7 +230,7 @@ def prepare(prob: ODEProblem, alg, u0, p, tspan, options: dict, width: int | Non
     head = vary(head, varying_axes(*traced)) if traced else head
     head = head if traced else _placed(head)
     keeps = ts is not None and bool(merged["dense"]) and sensealg.residual == "mesh" and events is None
-    return Prepared(_call(spec, len(head), keeps), head, t1, u_tree, ts is None)
+    return Prepared(_call(spec, len(head), keeps), head, t1, u_tree, ts is None, label)
 
 
 @functools.lru_cache(maxsize=512)

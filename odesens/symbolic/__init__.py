@@ -2,6 +2,11 @@
 
 from .connect import connect
 from .event_data import ContinuousEvent, DiscreteEvent, PeriodicEvent, PresetTimeEvent
+from .initial import InitialValueError, UndeterminedWarning
+from .labels import Parameters, Tunables
+from .model import SimplifiedSystem
+from .problem import SymbolicProblem
+from .simplify import StructureError, simplify
 from .symbols import D, Parameter, Unknown, parameters, t, unknowns
 from .system import System, equations
 
@@ -9,14 +14,22 @@ __all__ = [
     "ContinuousEvent",
     "D",
     "DiscreteEvent",
+    "InitialValueError",
     "Parameter",
+    "Parameters",
     "PeriodicEvent",
     "PresetTimeEvent",
+    "SimplifiedSystem",
+    "StructureError",
+    "SymbolicProblem",
     "System",
+    "Tunables",
+    "UndeterminedWarning",
     "Unknown",
     "connect",
     "equations",
     "parameters",
+    "simplify",
     "t",
     "unknowns",
 ]

@@ -173,6 +173,13 @@ class System:
             raise ValueError(f"{where}: {title('.'.join(path))} has no {last}{near(last, system.own)}")
 
     @property
+    def _problem_type(self):
+        """What `odesens.ODEProblem(system, ..)` makes."""
+        from .problem import SymbolicProblem
+
+        return SymbolicProblem
+
+    @property
     def own(self) -> list[str]:
         """The names of the unknowns and parameters that are not a subsystem's."""
         return [name for name in self.names.table if "." not in name]
