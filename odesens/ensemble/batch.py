@@ -45,7 +45,7 @@ class Solver(NamedTuple):
 
     def __call__(self, shared, x: dict):
         """What is kept of the trajectory x, its return code, its counts of steps."""
-        call, operands, _, u_tree, _ = self.prepared(shared, x)
+        call, operands, _, u_tree, *_ = self.prepared(shared, x)
         outs = flow(call, *operands)
         n = call.n_values
         code, counts = outs[n], outs[n + 1]

@@ -98,7 +98,7 @@ def _converted(terms: Terms, e, args: list[int], time: sp.Symbol) -> int:
     if isinstance(e, Parameter):
         return terms.parameter(e.name)
     if isinstance(e, TimeDerivative):
-        return terms.unknown(e.args[0].name, int(e.args[1]))
+        return terms.unknown(e.unknown.name, e.order)
     if e == time:
         return terms.time()
     if isinstance(e, (sp.Number, sp.NumberSymbol)) or e is sp.I:
@@ -174,7 +174,7 @@ def _expression(kind: tuple, args: list, symbols: Mapping[str, sp.Symbol], time:
             return time
         case "unknown":
             symbol = symbols.get(kind[1]) or Unknown(kind[1])
-            return TimeDerivative(symbol, sp.Integer(kind[2])) if kind[2] else symbol
+            return TimeDerivative(symbol, kind[2]) if kind[2] else symbol
         case "parameter":
             return symbols.get(kind[1]) or Parameter(kind[1])
         case "add":

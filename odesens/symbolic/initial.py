@@ -82,10 +82,10 @@ class Initialisation:
     def __init__(self, model: SimplifiedSystem, given: Given):
         terms = model.terms
         plan = _plan(model, given)
-        self.texts = plan.texts
+        self._written = functools.partial(by_name, model.flat, terms, plan.written)
         self.pools = {pool: len(leaves) for pool, leaves in plan.parameters.items()}
         self.trivial = plan.trivial
-        where = {leaf: ("w", i) for i, leaf in enumerate(plan.unknowns)}
+        where: dict[int, tuple[str, int | None]] = {leaf: ("w", i) for i, leaf in enumerate(plan.unknowns)}
         where |= {leaf: place for leaf, place in given.numbers.items()} | plan.data
         where[terms.time()] = ("t", None)
         where |= plan.guess_data({leaf: ("guess", i) for i, leaf in enumerate(given.guess)})
@@ -97,6 +97,11 @@ class Initialisation:
         self.sizes = make([_size(terms, e) for e in plan.checks], where)
         self.guess = make(plan.guesses, where)
         self.n_unknowns = len(plan.unknowns)
+
+    @property
+    def texts(self) -> list[str]:
+        """The equations of `Start.residuals`, for messages."""
+        return self._written()
 
     def __call__(self, pools: Mapping[str, Any], functions: Mapping) -> Start:
         """Differentiable to any order in everything but the guesses, on which the result does not depend."""
@@ -149,7 +154,7 @@ class _Plan(NamedTuple):
     guesses: list[int]
     residuals: list[int]
     checks: list[int]
-    texts: list[str]
+    written: list[int]
     data: dict[int, tuple[str, int]]
     started: dict[int, int]
     trivial: bool
@@ -218,7 +223,7 @@ def _plan(model: SimplifiedSystem, given: Given) -> _Plan:
         [guesses[x][0] for x in tears],
         remaining,
         checks,
-        by_name(model.flat, terms, [*residuals, *(equations[i] for i in range(n_firm) if i not in used)]),
+        [*residuals, *(equations[i] for i in range(n_firm) if i not in used)],
         data,
         {stand_in: leaf for stand_in, leaf in guesses.values() if leaf is not None},
         trivial,

@@ -60,7 +60,8 @@ class Tunables(Mapping):
     def __eq__(self, other):
         return self is other
 
-    __hash__ = object.__hash__
+    def __hash__(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        return id(self)
 
     def replace(self, values) -> "Tunables":
         """A copy with the values of a mapping by name or symbol, or with all values from a vector (n,)."""

@@ -96,6 +96,8 @@ class SymbolicProblem(ODEProblem):
     """
 
     system: SimplifiedSystem
+    given: Given
+    vectors: Vectors
 
     def __init__(
         self,
@@ -330,7 +332,8 @@ def _exchanged(model, given: Given, vectors: Vectors, changes: dict, soft: bool)
     guesses |= {leaf: node for (kind, leaf), node in nodes.items() if kind == "guess" and node is not None}
     named = {leaf for kind, leaf in changes if kind == "value"}
     default = frozenset(named) if soft else given.default - named
-    new = Given(*(tuple(order[pool]) for pool in POOLS), tuple(values.items()), default, tuple(guesses.items()))
+    leaves = {pool: tuple(order[pool]) for pool in POOLS}
+    new = Given(**leaves, values=tuple(values.items()), default=default, guesses=tuple(guesses.items()))
     return new, _assembled(vectors, kept, numbers, order)
 
 

@@ -30,6 +30,16 @@ class StructureError(ValueError):
     """A system whose equations do not determine its unknowns: it names both."""
 
 
+class Text(NamedTuple):
+    """An equation as the user wrote it; SymPy takes long to write, so only what is shown is written."""
+
+    lhs: Any
+    rhs: Any
+
+    def __str__(self) -> str:
+        return f"{self.lhs} = {self.rhs}"
+
+
 class Reduced(NamedTuple):
     """A square set of equations for the unknown leaves, given the differential states.
 
@@ -42,7 +52,9 @@ class Reduced(NamedTuple):
     constraints: list[int]
 
 
-def simplify(system: System, *, stabilization: float | None = None, at: Mapping | None = None) -> SimplifiedSystem:
+def simplify(
+    system: System | SimplifiedSystem, *, stabilization: float | None = None, at: Mapping | None = None
+) -> SimplifiedSystem:
     """The system as M du/dt = f(t, u, p) with as few unknowns as follow from its structure.
 
     Aliases (x = y, x = -y) and constants are eliminated, derivatives of higher order become states (`x_t`), equations
@@ -79,11 +91,11 @@ def simplify(system: System, *, stabilization: float | None = None, at: Mapping 
     terms, memory = Terms(), {}
     node = lambda e: from_sympy(terms, e, t, memory)
     pairs = [*flat.equations, *flat.observed]
-    texts = [f"{a} = {b}" for a, b in pairs]
+    texts = [Text(*pair) for pair in pairs]
     equations = [terms.sub(node(a), node(b)) for a, b in pairs]
     changing = [(terms.parameter(name), terms.unknown(name)) for name in _changed_parameters(flat)]
     equations = terms.substitute(equations, dict(changing)) + [terms.unknown(terms.nodes[y][1], 1) for _, y in changing]
-    texts += [f"D({terms.nodes[y][1]}) = 0" for _, y in changing]
+    texts += [Text(f"D({terms.nodes[y][1]})", 0) for _, y in changing]
     unknowns = {**flat.unknowns, **{terms.nodes[y][1]: Unknown(terms.nodes[y][1]) for _, y in changing}}
     eliminated, kept = _eliminate(terms, equations, texts, unknowns)
     names = [name for name in unknowns if name not in eliminated]
@@ -116,7 +128,7 @@ def _changed_parameters(flat: Flat) -> list[str]:
 
 
 def _eliminate(
-    terms: Terms, equations: list[int], texts: list[str], unknowns: Mapping
+    terms: Terms, equations: list[int], texts: list[Text], unknowns: Mapping
 ) -> tuple[dict[str, int], list[int]]:
     """What aliases and constants are equal to, by name in the order of elimination, and which equations are left.
 
@@ -194,7 +206,7 @@ def _divided(a, b):
     return Fraction(a) / b if isinstance(b, (int, Fraction)) else a / b
 
 
-def _check_empty(terms: Terms, e: int, text: str) -> None:
+def _check_empty(terms: Terms, e: int, text: Text) -> None:
     value = terms.value(e)
     if value == 0:
         return
@@ -229,7 +241,7 @@ def _known_values(terms: Terms, flat: Flat, at: Mapping | None) -> dict[int, Any
 def _reduce(
     terms: Terms,
     equations: list[int],
-    texts: list[str],
+    texts: list[Text],
     names: list[str],
     unknowns: Mapping[str, Unknown],
     stabilization: float | None,
@@ -284,9 +296,9 @@ def _weights(terms, tops, signature, c, d, highest, numbers) -> dict | None:
     return weights
 
 
-def _singular(signature, texts: list[str], names: list[str], match) -> str:
+def _singular(signature, texts: list[Text], names: list[str], match) -> str:
     over, under = structure.singular([list(row) for row in signature], len(names), match)
-    few = lambda items, shown: ", ".join(shown[i] for i in items[:8]) + (", .." if len(items) > 8 else "")
+    few = lambda items, shown: ", ".join(str(shown[i]) for i in items[:8]) + (", .." if len(items) > 8 else "")
     said = [f"{len(texts)} equations do not determine {len(names)} unknowns (structurally singular)"]
     if over.equations:
         unknowns = few(over.variables, names)

@@ -18,6 +18,7 @@ Arguments have smaller numbers than what is made of them, so that the order of n
 """
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -29,7 +30,7 @@ class Terms:
     """A growing graph of expressions; `nodes[i]` is the i-th, in the form that the module's docstring gives."""
 
     def __init__(self):
-        self.nodes: list[tuple] = []
+        self.nodes: list[Any] = []
         self._numbers: dict[tuple, int] = {}
         self._leaves: list[frozenset[int]] = []
         self._derivatives: dict[tuple[int, int], int] = {}
@@ -78,7 +79,7 @@ class Terms:
                     total[inner] = total.get(inner, 0) + coef * c
             else:
                 total[node] = total.get(node, 0) + coef
-        terms = tuple(sorted((n, _exact(c)) for n, c in total.items() if c != 0))
+        terms = tuple(sorted(((n, _exact(c)) for n, c in total.items() if c != 0), key=_first))
         if not terms:
             return self.number(constant)
         if constant == 0 and len(terms) == 1 and terms[0][1] == 1:
@@ -105,7 +106,7 @@ class Terms:
                 total[node] = total.get(node, 0) + whole
         if coef == 0:
             return self.number(0)
-        factors = tuple(sorted((n, _exact(e)) for n, e in total.items() if e != 0))
+        factors = tuple(sorted(((n, _exact(e)) for n, e in total.items() if e != 0), key=_first))
         if not factors:
             return self.number(coef)
         product = factors[0][0] if len(factors) == 1 and factors[0][1] == 1 else self._node(("mul", factors))
@@ -275,6 +276,8 @@ def arguments(kind: tuple) -> Sequence[int]:
             return kind[2]
     return ()
 
+
+_first = operator.itemgetter(0)
 
 # ---------------------------------------------------------------- numbers
 
