@@ -465,7 +465,20 @@ def environment() -> dict:
     if info.exists():
         cpu = next((x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")), cpu)
     versions = {}
-    for name in ("odesens", "jax", "jaxlib", "diffrax", "equinox", "numpy", "scipy", "heyoka", "casadi", "numbalsoda"):
+    for name in (
+        "odesens",
+        "jax",
+        "jaxlib",
+        "diffrax",
+        "equinox",
+        "numpy",
+        "scipy",
+        "heyoka",
+        "casadi",
+        "numbalsoda",
+        "sympy",
+        "sympy2jax",
+    ):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -29,6 +29,7 @@ WEIGHTS = {
     "work_precision_stiff.py": 6,
     "events.py": 3,
     "ensembles.py": 10,
+    "symbolic.py": 8,
 }
 
 
