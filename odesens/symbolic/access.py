@@ -69,7 +69,8 @@ def _is_slice(segment: Segment) -> bool:
     _, outer, rows, inner, columns = segment
     if rows == 1 or outer == 0 or inner == 0:
         return True
-    return min(outer, inner) > 0 and (inner * (columns - 1) < outer or outer * (rows - 1) < inner)
+    outer, inner = abs(outer), abs(inner)
+    return inner * (columns - 1) < outer or outer * (rows - 1) < inner
 
 
 def _read(vector, segment: Segment):
@@ -80,9 +81,14 @@ def _read(vector, segment: Segment):
         return jnp.tile(_line(vector, start, inner, columns), rows)
     if inner == 0:
         return jnp.repeat(_line(vector, start, outer, rows), columns, total_repeat_length=rows * columns)
+    start += min(0, outer * (rows - 1)) + min(0, inner * (columns - 1))
+    backwards = [axis for axis, step in enumerate((outer, inner)) if step < 0]
+    outer, inner = abs(outer), abs(inner)
     if inner * (columns - 1) < outer:
-        return _window(vector, start, outer, rows, inner, columns).reshape(-1)
-    return _window(vector, start, inner, columns, outer, rows).T.reshape(-1)
+        block = _window(vector, start, outer, rows, inner, columns)
+    else:
+        block = _window(vector, start, inner, columns, outer, rows).T
+    return (lax.rev(block, backwards) if backwards else block).reshape(-1)
 
 
 def _line(vector, start: int, step: int, length: int):

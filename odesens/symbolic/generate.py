@@ -23,7 +23,7 @@ from .access import entry, take
 from .templates import CONSTANTS, FEW, Combination, Group, Places, Plan, Source, plan, special
 
 MOST_PIECES = 8  # that the result is joined from, else it is one permutation
-MOST_ALONE = 64  # pieces of a few entries in it
+MOST_ALONE = 64  # pieces of scalars in it
 SHORT = 8  # terms of combinations that are evaluated one by one
 
 
@@ -284,7 +284,7 @@ class _Evaluation:
             return jnp.zeros(0, self.dtype)
         ends = np.append(np.flatnonzero(np.diff(which)) + 1, len(which))
         pieces = [(places.sources[which[i - 1]], p) for i, p in zip(ends, np.split(positions, ends[:-1]), strict=True)]
-        alone = sum(len(p) <= FEW for _, p in pieces)
+        alone = sum(len(p) <= FEW for s, p in pieces if isinstance(self.values.get(s), list))
         if len(pieces) - alone > MOST_PIECES or alone > MOST_ALONE:
             values, at = self._joined(places)
             return take(values, at)

@@ -239,7 +239,9 @@ class _Graph:
         self._templates()
         self.place: dict[int, tuple[Source, int]] = {n: (p, i or 0) for n, (p, i) in self.where.items()}
         self.positions: dict[int, tuple] = {}  # of the leaves of a tree, in the order of its program
-        self.seen: dict[int, tuple] = {n: (i,) for n, (_, i) in self.place.items()}  # the same, as a node's users see it
+        self.seen: dict[int, tuple] = {
+            n: (i,) for n, (_, i) in self.place.items()
+        }  # the same, as a node's users see it
         self.numbers: dict[int, tuple] = {}
         self.arranged: dict[int, Sequence[int]] = {}
         by_coefficient = self._where_coefficients_repeat()
