@@ -1,9 +1,9 @@
 """Reading entries of vectors at static positions, with slices where they are regular.
 
-A slice's derivative is a pad, a gather's is a scatter: slower, and on a CPU sequential. So positions are taken apart into
-segments start + outer * row + inner * column; few of them are slices and reshapes, many are one gather.
+A slice's derivative is a pad, a gather's is a scatter: slower, and on a CPU sequential. So positions are taken apart
+into segments start + outer * row + inner * column; few of them are slices and reshapes, many are one gather.
 
-Owns: `take`. Must not know: expressions.
+Owns: `take`, `segments`. Must not know: expressions.
 """
 
 import jax
@@ -19,8 +19,7 @@ Segment = tuple[int, int, int, int, int]  # start, outer step, rows, inner step,
 
 def take(vector: jax.Array, positions: np.ndarray) -> jax.Array:
     """The entries (k,) of a vector (n,) at static positions (k,) within it."""
-    k = len(positions)
-    found = segments(positions, max(1, min(MOST_SEGMENTS, k // FEWEST)))
+    found = segments(positions)
     if found is not None:
         parts = [_read(vector, segment) for segment in found]
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
@@ -32,8 +31,9 @@ def entry(vector: jax.Array, position: int) -> jax.Array:
     return vector if vector.ndim == 0 else lax.index_in_dim(vector, int(position), keepdims=False)
 
 
-def segments(positions: np.ndarray, most: int) -> list[Segment] | None:
-    """Positions as at most this many segments, or None where it takes more or one that is no slice."""
+def segments(positions: np.ndarray) -> list[Segment] | None:
+    """Positions as few segments, or None where that takes many or one that is no slice."""
+    most = max(1, min(MOST_SEGMENTS, len(positions) // FEWEST))
     out: list[list[int]] = []
     for start, step, length in _runs(positions):
         if out:
@@ -69,7 +69,8 @@ def _is_slice(segment: Segment) -> bool:
     _, outer, rows, inner, columns = segment
     if rows == 1 or outer == 0 or inner == 0:
         return True
-    return min(outer, inner) > 0 and (inner * (columns - 1) < outer or outer * (rows - 1) < inner)
+    outer, inner = abs(outer), abs(inner)
+    return inner * (columns - 1) < outer or outer * (rows - 1) < inner
 
 
 def _read(vector, segment: Segment):
@@ -80,9 +81,14 @@ def _read(vector, segment: Segment):
         return jnp.tile(_line(vector, start, inner, columns), rows)
     if inner == 0:
         return jnp.repeat(_line(vector, start, outer, rows), columns, total_repeat_length=rows * columns)
+    start += min(0, outer * (rows - 1)) + min(0, inner * (columns - 1))
+    backwards = [axis for axis, step in enumerate((outer, inner)) if step < 0]
+    outer, inner = abs(outer), abs(inner)
     if inner * (columns - 1) < outer:
-        return _window(vector, start, outer, rows, inner, columns).reshape(-1)
-    return _window(vector, start, inner, columns, outer, rows).T.reshape(-1)
+        block = _window(vector, start, outer, rows, inner, columns)
+    else:
+        block = _window(vector, start, inner, columns, outer, rows).T
+    return (lax.rev(block, backwards) if backwards else block).reshape(-1)
 
 
 def _line(vector, start: int, step: int, length: int):

@@ -3,7 +3,8 @@
 The size of the traced function grows with the number of distinct shapes of expressions, not with their number: see
 `templates` for how shapes are found. Everything is evaluated in loops over data; no expression is too deep.
 
-Owns: `generate`, `Generated`, `sparsity`, what each function of the vocabulary is in JAX. Must not know: systems, SymPy.
+Owns: `generate`, `Generated`, `sparsity`, what each function of the vocabulary is in JAX. Must not know: systems,
+SymPy.
 """
 
 import operator
@@ -22,7 +23,7 @@ from .access import entry, take
 from .templates import CONSTANTS, FEW, Combination, Group, Places, Plan, Source, plan, special
 
 MOST_PIECES = 8  # that the result is joined from, else it is one permutation
-MOST_ALONE = 64  # pieces of a few entries in it
+MOST_ALONE = 64  # pieces of scalars in it
 SHORT = 8  # terms of combinations that are evaluated one by one
 
 
@@ -82,7 +83,7 @@ class Generated:
         KeyError : a pool or a function is missing
         ValueError : a pool is too short or has more than one axis; a complex number in a real system
         """
-        functions = pools.get("functions", {}) if functions is None else functions
+        functions = dict(pools.get("functions") or {}) if functions is None else dict(functions)
         missing = self.functions - set(functions)
         if missing:
             raise KeyError(f"no function for {sorted(missing)}: give `functions` with these names")
@@ -99,6 +100,7 @@ class _Evaluation:
         self.dtype = np.dtype(jnp.result_type(*inexact) if inexact else jnp.result_type(float))
         self.real = np.dtype(jnp.finfo(self.dtype).dtype)
         self.values: dict[Source, Any] = {}
+        self.known: dict[tuple, Any] = {}  # what has been read
         for name, x in known.items():
             x = jnp.asarray(x)
             if x.ndim > 1:
@@ -131,9 +133,14 @@ class _Evaluation:
     def read(self, source: Source, positions: np.ndarray) -> jax.Array:
         """Values at positions (k,): a scalar where it is one for all, else (k,)."""
         value, last = self._known(source, positions.max()), positions[-1]
-        if np.any(positions != last):
-            return take(self.vector(source, last) if isinstance(value, list) else value, positions)
-        return value[last] if isinstance(value, list) else entry(value, last)
+        same = bool(np.all(positions == last))
+        key = source, int(last) if same else positions.tobytes()
+        if key not in self.known:
+            if same:
+                self.known[key] = value[last] if isinstance(value, list) else entry(value, last)
+            else:
+                self.known[key] = take(self.vector(source, last) if isinstance(value, list) else value, positions)
+        return self.known[key]
 
     def _known(self, source: Source, last: int):
         if source not in self.values:
@@ -277,7 +284,7 @@ class _Evaluation:
             return jnp.zeros(0, self.dtype)
         ends = np.append(np.flatnonzero(np.diff(which)) + 1, len(which))
         pieces = [(places.sources[which[i - 1]], p) for i, p in zip(ends, np.split(positions, ends[:-1]), strict=True)]
-        alone = sum(len(p) <= FEW for _, p in pieces)
+        alone = sum(len(p) <= FEW for s, p in pieces if isinstance(self.values.get(s), list))
         if len(pieces) - alone > MOST_PIECES or alone > MOST_ALONE:
             values, at = self._joined(places)
             return take(values, at)

@@ -4,12 +4,13 @@ What several expressions use becomes a value of its own. Each value has a templa
 pools, other values, numbers) left out. Values of one template and level (how many values lie below them) are one group,
 evaluated as one vectorised expression.
 
-A root's tree is cut where that pays. Sums of more than `LONGEST` terms, and all sums in templates that are too rare for
-the `BUDGET` of operations, which goes to the templates with most instances, become linear combinations: their terms are
-values, with groups of their own, and sums of about the same width are one group whatever their terms are. So random
-networks need few operations too, while the templates of regular systems, whose leaves are slices, stay whole.
+Templates are cut where that pays. Sums of more than `LONGEST` terms, and all sums in templates beyond the `BUDGET` of
+operations, become linear combinations: their terms are values, with groups of their own, and sums of about the same
+width are one group whatever their terms are. The budget goes to the templates with most instances, and those that read
+nothing but slices do not draw on it. So random networks need few operations, while regular systems stay whole.
 
-Owns: what becomes a value, templates, groups, the order of instances and of arguments. Must not know: JAX, systems.
+Owns: what becomes a value, templates, groups, the order of instances and of arguments. Must not know:
+how they are evaluated, systems.
 """
 
 import math
@@ -19,8 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .access import segments
+
 LONGEST = 16  # terms that a sum has within a template
-BUDGET = 400  # operations of templates with sums that may be cut
+BUDGET = 200  # operations of templates with sums that may be cut
 FEW = 4  # fewer instances than this are evaluated one by one
 CHEAP = 2  # what costs less is worked out again by each user
 CONSTANTS = -1  # the source of numbers: `Plan.constants`, the first of which is zero
@@ -51,7 +54,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where values are, in an array of any shape: the place of each one's source in `sources`, and its position there."""
+    """Where values are, in an array of any shape: each one's source, as its place in `sources`, and position there."""
 
     sources: tuple[Source, ...]
     which: np.ndarray
@@ -91,9 +94,11 @@ class Plan:
 def plan(nodes: Sequence[tuple], roots: Sequence[int], where: Mapping[int, tuple[str, int | None]]) -> Plan:
     """Groups for the expressions `roots` over a graph of nodes, each made of nodes with smaller numbers only."""
     graph = _Graph(nodes, roots, where)
-    while graph.cut_rare():
-        pass
-    groups, place = graph.groups()
+    groups, members, place = graph.groups()
+    while rare := graph.rare(groups, members):
+        for n in rare:
+            graph.cut_at(n)
+        groups, members, place = graph.groups()
     numbers = {r: nodes[r][1] for r in roots if nodes[r][0] == "number"}
     constants = list(numbers)
     place |= {r: (CONSTANTS, i) for i, r in enumerate(constants, start=1)}
@@ -134,6 +139,8 @@ class _Graph:
                 pending += arguments(nodes[node])
         self.order = sorted(seen)
         self.below = {n: arguments(nodes[n]) for n in self.order}
+        powers = lambda kind: tuple(e if e == 1 or special(e) else math.inf for _, e in kind[1])
+        self.powers = {n: powers(nodes[n]) for n in self.order if nodes[n][0] == "mul"}
         missing = [n for n in self.order if nodes[n][0] in ("unknown", "parameter", "time") and n not in where]
         if missing:
             names = ", ".join(str(nodes[n]) for n in missing[:5])
@@ -146,7 +153,7 @@ class _Graph:
         self._share()
         for n in self.order:
             if nodes[n][0] == "add" and len(nodes[n][2]) > LONGEST:
-                self._cut(n)
+                self.cut_at(n)
 
     def is_compound(self, n: int) -> bool:
         return n not in self.where and self.nodes[n][0] != "number"
@@ -164,7 +171,8 @@ class _Graph:
             if uses[n] > 1 and cost[n] >= CHEAP:
                 self.values.add(n)
 
-    def _cut(self, n: int):
+    def cut_at(self, n: int):
+        """Make a sum a linear combination of values."""
         self.cut.add(n)
         self.values.add(n)
         self.values.update(c for c in self.below[n] if self.is_compound(c))
@@ -194,8 +202,7 @@ class _Graph:
                 key = ("add", kind[1] != 0, *sorted(outside[c] for c in below))
             elif kind[0] == "mul":
                 ops[n] += len(below) - 1
-                powers = ((outside[c], e if special(e) else math.inf) for c, e in kind[1])
-                key = ("mul", *sorted(powers))
+                key = ("mul", *sorted(zip([outside[c] for c in below], self.powers[n], strict=True)))
             elif kind[0] == "power":
                 key = ("power", *(outside[c] for c in below))
             else:
@@ -204,23 +211,16 @@ class _Graph:
             outside[n] = intern(("value", level[n], shape[n])) if n in values else shape[n]
         self.level, self.shape, self.ops, self.outside = level, shape, ops, outside
 
-    def cut_rare(self) -> bool:
-        """Cut the sums of the templates that are beyond the budget; whether there were any."""
-        self._templates()
-        groups: dict[tuple[int, int], list[int]] = {}
-        for n in self.order:
-            if n in self.values and n not in self.cut:
-                groups.setdefault((self.level[n], self.shape[n]), []).append(n)
-        spent, cut = 0, []
-        for members in sorted(groups.values(), key=len, reverse=True):
-            sums = self._sums(members[0])
-            if sums:
-                spent += self.ops[members[0]] * (len(members) if len(members) < FEW else 1)
+    def rare(self, groups: list, members: list[list[int]]) -> list[int]:
+        """The sums in templates that are beyond the budget, which those that read slices do not draw on."""
+        spent, out = 0, []
+        for i in sorted(range(len(groups)), key=lambda i: -groups[i].size):
+            group, first = groups[i], members[i][0]
+            if isinstance(group, Group) and self._sums(first) and not _regular(group):
+                spent += self.ops[first] * (group.size if group.size < FEW else 1)
                 if spent > BUDGET:
-                    cut += [s for n in members for s in self._sums(n)]
-        for n in cut:
-            self._cut(n)
-        return bool(cut)
+                    out += [s for n in members[i] for s in self._sums(n)]
+        return out
 
     def _sums(self, value: int) -> list[int]:
         """The sums of more than one term in the tree of a value."""
@@ -234,20 +234,26 @@ class _Graph:
 
     # ------------------------------------------------------------ groups
 
-    def groups(self) -> tuple[list, dict[int, tuple[Source, int]]]:
-        """The groups, level by level, and where each leaf and each value is."""
+    def groups(self) -> tuple[list, list[list[int]], dict[int, tuple[Source, int]]]:
+        """The groups, level by level, the nodes that they give, and where each leaf and each value is."""
+        self._templates()
         self.place: dict[int, tuple[Source, int]] = {n: (p, i or 0) for n, (p, i) in self.where.items()}
         self.positions: dict[int, tuple] = {}  # of the leaves of a tree, in the order of its program
+        self.seen: dict[int, tuple] = {
+            n: (i,) for n, (_, i) in self.place.items()
+        }  # the same, as a node's users see it
         self.numbers: dict[int, tuple] = {}
-        self.arranged: dict[int, list] = {}
+        self.arranged: dict[int, Sequence[int]] = {}
         by_coefficient = self._where_coefficients_repeat()
         levels: dict[int, list[int]] = {}
         for n in self.order:
             levels.setdefault(self.level[n], []).append(n)
-        out = []
+        out, nodes = [], []
         for _, level in sorted(levels.items()):
             members: dict[int, list[int]] = {}
             for n in level:
+                if self.nodes[n][0] == "number":
+                    self.seen[n], self.numbers[n] = (), (self.nodes[n][1],)
                 if self.is_compound(n) and n not in self.cut:
                     self._arrange(n, self.shape[n] in by_coefficient)
                 if n in self.values:
@@ -256,8 +262,10 @@ class _Graph:
                 if same[0] not in self.cut:
                     same.sort(key=self.positions.__getitem__)
                 self.place.update((n, (len(out), i)) for i, n in enumerate(same))
+                self.seen.update((n, (i,)) for i, n in enumerate(same))
                 out.append(self._combination(same) if same[0] in self.cut else self._group(same))
-        return out, self.place
+                nodes.append(same)
+        return out, nodes, self.place
 
     def _where_coefficients_repeat(self) -> set[int]:
         """The shapes of sums whose terms are ordered by coefficients before positions: those where they recur.
@@ -274,40 +282,30 @@ class _Graph:
                 count[self.shape[n]] += 1
         return {s for s, k in kinds.items() if len(k) <= max(1, count[s] // 8)}
 
-    def _leaves(self, n: int) -> tuple:
-        """The positions of a node's leaves, as its users see it."""
-        if n in self.place:
-            return (self.place[n][1],)
-        return self.positions.get(n, ())
-
     def _arrange(self, n: int, by_coefficient: bool):
         """Put a node's arguments in the order of its template: by shape, then so that instances line up."""
-        kind = self.nodes[n]
-        outside, leaves = self.outside, self._leaves
+        kind, below = self.nodes[n], self.below[n]
+        outside, seen = self.outside, self.seen
+        own: list = []
         if kind[0] == "add":
             if by_coefficient:
-                terms = sorted(kind[2], key=lambda term: (outside[term[0]], _real(term[1]), leaves(term[0])))
+                terms = sorted(kind[2], key=lambda term: (outside[term[0]], _real(term[1]), seen[term[0]]))
             else:
-                terms = sorted(kind[2], key=lambda term: (outside[term[0]], leaves(term[0])))
+                terms = sorted(kind[2], key=lambda term: (outside[term[0]], seen[term[0]]))
             below = [c for c, _ in terms]
             own = [k for _, k in terms] + ([kind[1]] if kind[1] != 0 else [])
         elif kind[0] == "mul":
-            power = lambda e: e if special(e) else math.inf
-            factors = sorted(kind[1], key=lambda factor: (outside[factor[0]], power(factor[1]), leaves(factor[0])))
+            factors = zip([outside[c] for c in below], self.powers[n], [seen[c] for c in below], kind[1], strict=True)
+            factors = [factor for *_, factor in sorted(factors)]
             below = [c for c, _ in factors]
-            own = [e for _, e in factors if not special(e)]
-        else:
-            below, own = self.below[n], []
+            if math.inf in self.powers[n]:
+                own = [e for _, e in factors if not special(e)]
         self.arranged[n] = below
-        if len(below) == 1 and not own and below[0] not in self.place and below[0] in self.positions:
-            self.positions[n], self.numbers[n] = self.positions[below[0]], self.numbers[below[0]]
-            return
-        positions, numbers = [], []
-        for c in below:
-            positions += leaves(c)
-            if c not in self.place:
-                numbers += (self.nodes[c][1],) if self.nodes[c][0] == "number" else self.numbers[c]
-        self.positions[n], self.numbers[n] = tuple(positions), (*numbers, *own)
+        self.positions[n] = self.seen[n] = tuple([i for c in below for i in seen[c]])
+        if len(below) == 1 and not own:  # as it is, so that a deep nest of functions takes no more than its leaves
+            self.positions[n] = self.seen[n] = seen[below[0]]
+        numbers = self.numbers
+        self.numbers[n] = tuple([x for c in below if c in numbers and c not in self.place for x in numbers[c]] + own)
 
     def _group(self, members: list[int]) -> Group:
         program, sources = self._program(members[0])
@@ -362,6 +360,11 @@ def _places(places: Sequence[tuple[Source, int]]) -> Places:
     number: dict[Source, int] = {}
     which = [number.setdefault(source, len(number)) for source, _ in places]
     return Places(tuple(number), np.array(which, dtype=int), np.array([i for _, i in places], dtype=int))
+
+
+def _regular(group: Group) -> bool:
+    """Whether all that a group reads is slices."""
+    return group.size >= FEW and all(segments(at) is not None for _, at in group.leaves)
 
 
 def _real(x):
