@@ -173,7 +173,9 @@ class SimplifiedSystem:
     @property
     def equations(self) -> list:
         eq = lambda a, b: sp.Eq(a, b, evaluate=False)
-        rates = [eq(self.show(self._next(x)), self.show(r)) for x, r in zip(self.differential, self.rates, strict=True)]
+        named = dict(zip(self.states, self.names, strict=True))  # a rate that is a state goes by the state's name
+        shown = lambda node: Unknown(named[node]) if node in named else self.show(node)
+        rates = [eq(self.show(self._next(x)), shown(r)) for x, r in zip(self.differential, self.rates, strict=True)]
         return rates + [eq(sp.Integer(0), self.show(e)) for e in self.residuals]
 
     @property
