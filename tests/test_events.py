@@ -13,7 +13,7 @@ import pytest
 
 import odesens as ode
 
-from .problems import DISCRETE, FORWARD, close, engines
+from .problems import BACKSOLVE, DISCRETE, FORWARD, QUADRATURE, close, engines
 
 TIGHT = {"reltol": 1e-11, "abstol": 1e-11, "max_events": 6}
 
@@ -197,7 +197,8 @@ def switch_by_hand(x):
     return jnp.sum(jnp.stack([state(1.0), state(5.0)]) * jnp.array([[1.0, 2.0], [3.0, 4.0]]))
 
 
-@engines()
+# lanes: of the engines with a dense record one; the ball, which is solved alone, has them all
+@engines(DISCRETE, QUADRATURE, BACKSOLVE, FORWARD)
 def test_switch_over_thresholds(engine):
     """As lanes, of which each has its event elsewhere, some before the first save."""
     thresholds = np.arange(1, 11) / 10
