@@ -1,8 +1,9 @@
 """Values and derivatives of whole solves against closed forms and references computed independently to 12 digits.
 
-The problems that are typical are differentiated by every engine, in reverse mode and, where engines differ in it, in
-forward mode; the others by those engines to which something of theirs is new. The references come from closed forms, or from SciPy's DOP853 at 1e-13 with variational equations, the complex step and
-mpmath. Tolerances of the assertions are those of the solves, relative to the largest entry of what is compared.
+The typical problems are differentiated by every engine, in reverse mode and, where engines differ in it, in forward
+mode; the others by those engines to which something in them is new. The references come from closed forms, or from
+SciPy's DOP853 at 1e-13 with variational equations, the complex step and mpmath. Tolerances of the assertions are those
+of the solves, relative to the largest entry of what is compared.
 """
 
 import functools
