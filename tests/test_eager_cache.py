@@ -30,7 +30,7 @@ def rate_of_global():
 
 def u_end(f, p=None):
     """By a method that is quick to compile, and accurate to 1e-6 for the rates here."""
-    return ode.solve(ode.ODEProblem(f, jnp.ones(()), (0.0, 1.0), p), ode.RK4(), dt0=1 / 128, saveat=[1.0]).u[0]
+    return ode.solve(ode.ODEProblem(f, jnp.ones(()), (0.0, 1.0), p), ode.RK4(), dt0=1 / 256, saveat=[1.0]).u[0]
 
 
 def near(value, want):
