@@ -14,7 +14,7 @@ from odesens.methods import bdf
 from odesens.methods.tableaus import RODAS5P, BdfTableau
 
 from . import ivp
-from .problems import close, engines
+from .problems import DISCRETE, FORWARD, close, engines
 from .test_stiff_gradients import relative_loss
 
 FBDF = ode.FBDF()
@@ -204,7 +204,8 @@ def test_decay_by_every_engine(engine):
     loss = lambda p: jnp.sum(decay(p, engine=engine)[:, 0])
     want = -2 * np.sum(TIMES * np.exp(-3.0 * TIMES))
     close(jax.grad(loss)(3.0), want, 1e-5)
-    close(jax.jvp(loss, (3.0,), (1.0,))[1], want, 1e-5)
+    if engine in (DISCRETE, FORWARD):  # the others share the forward mode of the latter
+        close(jax.jvp(loss, (3.0,), (1.0,))[1], want, 1e-5)
 
 
 KINDS = {

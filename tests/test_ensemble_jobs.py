@@ -129,7 +129,7 @@ def one_process():
     return processes().launch(1)[0]
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [3])  # seven trajectories: not equally many for each
 def test_processes_agree_with_one(count, one_process):
     results = processes().launch(count)
     assert len(results) == count

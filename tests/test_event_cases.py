@@ -36,8 +36,7 @@ def test_derivative_in_the_time_of_a_switch(engine):
     assert jacobian[0, 1] == 0
 
 
-@engines(DISCRETE)
-def test_where_a_projectile_lands_and_when(engine):
+def test_where_a_projectile_lands_and_when():
     def landing(drag):
         def f(t, u, drag):
             _, _, v, angle = u
@@ -47,14 +46,13 @@ def test_where_a_projectile_lands_and_when(engine):
 
         stop = ode.ContinuousCallback(lambda t, u, p: u[1], terminate=True)
         problem = ode.ODEProblem(f, [0.0, 100.0, 20.0, 0.3], (0.0, 20.0), drag, callback=stop)
-        sol = ode.solve(problem, saveat=[20.0], sensealg=engine, **TIGHT)
+        sol = ode.solve(problem, saveat=[20.0], **TIGHT)
         return jnp.stack([sol.events.t[0], sol.u[-1, 0]])
 
     value, slope = value_and_jacobian(landing, 0.3)
     close(value, [5.2499983990246532, 94.809778815128006], 1e-11)
     close(slope, [0.30046200899721033, -12.098239005200361], 1e-10)
-    if engine is DISCRETE:
-        close(jax.jit(jax.jacfwd(landing))(0.3), slope, 1e-10)
+    close(jax.jit(jax.jacfwd(landing))(0.3), slope, 1e-10)
 
 
 def test_an_event_that_freezes_a_rate():

@@ -49,8 +49,7 @@ def test_newton_is_exact_to_rounding_and_the_default():
     close(ode.solve(ROOT, p=2.0).u, np.sqrt(2), 4e-16)
 
 
-@pytest.mark.parametrize("nesting", ["ff", "fr", "rf", "rr"])
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(("nesting", "jit"), [("ff", True), ("fr", False), ("rf", True), ("rr", False)])
 def test_second_derivatives(nesting, jit):
     """u = (-p1/p2, p1 p3 / (p2 p4)), in closed form."""
     modes = {"f": jax.jacfwd, "r": jax.jacrev}

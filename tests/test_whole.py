@@ -86,18 +86,17 @@ def test_small_fields_run_whole_and_give_the_same_values(name, monkeypatch):
     if name != "index":  # the transpose of an indexing is a scatter
         assert marked(f, jax.grad) == [True, True]
     loss = lambda v: loss_of(endpoint(f, v))
-    both = lambda: (jax.jit(jax.value_and_grad(loss))(start), jax.jit(jax.jacfwd(loss))(start))
-    (value, gradient), forward = both()
+    value, gradient = jax.jit(jax.value_and_grad(loss))(start)
+    forward = jax.jit(jax.jacfwd(loss))(start)
     monkeypatch.setattr(extension, "_WHOLE_TESTED", False)
     jax.clear_caches()
     primitive._compiled.cache_clear()
     assert marked(f, jax.grad) == [False, False]
-    (value2, gradient2), forward2 = both()
+    value2, gradient2 = jax.jit(jax.value_and_grad(loss))(start)
     primitive._compiled.cache_clear()
     close(value, value2, 1e-13)
     close(gradient, gradient2, 1e-11)
-    close(forward, forward2, 1e-11)
-    close(gradient, forward, 1e-10)
+    close(forward, gradient2, 1e-10)
 
 
 @pytest.mark.parametrize("alg", [ode.Rodas5P(), ode.Kvaerno5(), ode.AutoTsit5(ode.Rodas5P())], ids=repr)
