@@ -173,7 +173,10 @@ def _expression(kind: tuple, args: list, symbols: Mapping[str, sp.Symbol], time:
         case "time":
             return time
         case "unknown":
-            symbol = symbols.get(kind[1]) or Unknown(kind[1])
+            symbol = symbols.get(kind[1])
+            if kind[2] and not isinstance(symbol, Unknown):  # of a parameter that events change
+                symbol = Unknown(kind[1])
+            symbol = Unknown(kind[1]) if symbol is None else symbol
             return TimeDerivative(symbol, kind[2]) if kind[2] else symbol
         case "parameter":
             return symbols.get(kind[1]) or Parameter(kind[1])
