@@ -16,6 +16,8 @@ from .connect import expand
 from .namespace import Namespace, merge
 from .symbols import Parameter, TimeDerivative, Unknown
 
+SHOWN = 20  # equations in a notebook's view
+
 
 @dataclass(frozen=True, eq=False)
 class Flat:
@@ -71,6 +73,18 @@ class Flat:
 
 def title(name: str) -> str:
     return f"System {name}" if name else "System"
+
+
+def escaped(text: str) -> str:
+    return text.replace("_", r"\_")
+
+
+def aligned(rows: list[str], more: int, text: str) -> str:
+    """A notebook's view of rows of LaTeX, of which there are more; the text where there are none."""
+    if more or not rows:
+        rows = [*rows, rf"&\text{{{f'and {more} more' if more else escaped(text)}}}"]
+    body = r" \\ ".join(rows)
+    return rf"$\displaystyle \begin{{aligned}} {body} \end{{aligned}}$"
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -31,7 +31,8 @@ class Tunables(Mapping):
     """The tunable parameters that have a value of their own, in the order of their first appearance in the system.
 
     A pytree with one leaf, `array` (n,); `tunables[k]` is one of them, `tunables.replace({k: 2.0})` or
-    `tunables.replace(vector)` a copy with others. Gradients with respect to it have the same labels.
+    `tunables.replace(vector)` a copy with others. Derivatives with respect to it have the same labels: `gradient[k]`,
+    `jacobian[k]` with the axes of the value, `hessian[k][l]`, of which `hessian.array.array` is all.
     """
 
     def __init__(self, names: tuple[str, ...], array):
@@ -49,7 +50,13 @@ class Tunables(Mapping):
         name = getattr(key, "name", key)
         if name not in self.names:
             raise KeyError(f"{name} is not among the tunable parameters {', '.join(self.names)}")
-        return self.array[self.names.index(name)]
+        at = (..., self.names.index(name), *[slice(None)] * (self._depth - 1))
+        return jax.tree.map(lambda x: x[at], self.array)
+
+    @property
+    def _depth(self) -> int:
+        """How often the entries are derivatives with respect to tunables, and 1."""
+        return 1 + self.array._depth if isinstance(self.array, Tunables) else 1
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -76,7 +83,7 @@ class Tunables(Mapping):
         return Tunables(self.names, new)
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}: {x}" for name, x in zip(self.names[:12], self.array[:12], strict=True))
+        shown = ", ".join(f"{name}: {self[name]}" for name in self.names[:12])
         return f"Tunables({shown}{', ..' if len(self) > 12 else ''})"
 
 

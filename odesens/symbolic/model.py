@@ -11,7 +11,7 @@ import numpy as np
 import sympy as sp
 
 from .exchange import from_sympy, to_sympy
-from .flat import Flat
+from .flat import SHOWN, Flat, aligned
 from .symbols import Parameter, TimeDerivative, Unknown, t
 from .system import System
 from .terms import Terms
@@ -182,6 +182,14 @@ class SimplifiedSystem:
     def observed(self) -> list:
         shown = [leaf for leaf in self._values if leaf not in map(self._next, self.differential)]
         return [sp.Eq(self.show(leaf), self.show(self._values[leaf]), evaluate=False) for leaf in shown]
+
+    def _repr_latex_(self) -> str:
+        """States' equations first, then observed; what says nothing, as D(x) = D(x) of a state D(x), is left out."""
+        nodes = [(self._next(x), r) for x, r in zip(self.differential, self.rates, strict=True)]
+        nodes = [(a, b) for a, b in nodes if a != b] + [(self.terms.number(0), e) for e in self.residuals]
+        nodes += [(x, value) for x, value in self._values.items() if x not in map(self._next, self.differential)]
+        shown = [(sp.latex(self.show(a)), sp.latex(self.show(b))) for a, b in nodes[:SHOWN]]
+        return aligned([f"{a} &= {b}" for a, b in shown], len(nodes) - len(shown), repr(self))
 
     @property
     def _problem_type(self):

@@ -12,12 +12,11 @@ import sympy
 from . import flat
 from .connect import Connection
 from .event_data import _Event, assignments, expression
-from .flat import Flat, near, title
+from .flat import SHOWN, Flat, aligned, escaped, near, title
 from .namespace import Names, moved
 from .symbols import Parameter, SymbolArray, Unknown, indexed, scalar
 from .symbols import t as time
 
-SHOWN = 20  # equations in a notebook's view
 Pair = tuple[sympy.Expr, sympy.Expr]
 
 
@@ -270,16 +269,8 @@ class System:
 
     def _repr_latex_(self) -> str:
         rows = [f"{sympy.latex(lhs)} &= {sympy.latex(rhs)}" for lhs, rhs in self.equations[:SHOWN]]
-        rows += [rf"&\text{{{_escaped(str(x))}}}" for x in self.connections[: SHOWN - len(rows)]]
-        more = len(self.equations) + len(self.connections) - len(rows)
-        if more or not rows:
-            rows.append(rf"&\text{{{f'and {more} more' if more else _escaped(repr(self))}}}")
-        body = r" \\ ".join(rows)
-        return rf"$\displaystyle \begin{{aligned}} {body} \end{{aligned}}$"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("_", r"\_")
+        rows += [rf"&\text{{{escaped(str(x))}}}" for x in self.connections[: SHOWN - len(rows)]]
+        return aligned(rows, len(self.equations) + len(self.connections) - len(rows), repr(self))
 
 
 def _is_side(x) -> bool:
