@@ -144,7 +144,7 @@ class SimplifiedSystem:
 
     def leaf(self, key) -> int:
         """The leaf of an unknown, a time derivative or a parameter, by symbol or name."""
-        return find(self.flat, self.terms, key, dict(zip(self.names, self.states, strict=True)))
+        return find(self.flat, self.terms, key)
 
     def show(self, node: int) -> Any:
         """The SymPy expression of a node."""
@@ -205,8 +205,8 @@ def unknown_leaves(terms: Terms, node: int) -> list[int]:
     return [leaf for leaf in terms.leaves(node) if terms.nodes[leaf][0] == "unknown"]
 
 
-def find(flat: Flat, terms: Terms, key, more: Mapping[str, int] | None = None) -> int:
-    """The leaf of a symbol, a time derivative, a name, or (name, order).
+def find(flat: Flat, terms: Terms, key) -> int:
+    """The leaf of a symbol, a time derivative, a name such as x, or x_t for D(x), or (name, order).
 
     Raises
     ------
@@ -220,8 +220,9 @@ def find(flat: Flat, terms: Terms, key, more: Mapping[str, int] | None = None) -
     try:
         found = flat.key(key)
     except KeyError:
-        if isinstance(key, str) and key in (more or {}):
-            return more[key]  # pyright: ignore[reportOptionalSubscript]
+        base, _, order = key.rpartition("_") if isinstance(key, str) else ("", "", "")
+        if base in flat.unknowns and order and not order.strip("t"):
+            return terms.unknown(base, len(order))
         raise
     if isinstance(found, tuple):
         return terms.unknown(*found)
