@@ -238,8 +238,8 @@ def check_options(options: dict, where: str) -> None:
 def remake(prob: ODEProblem, **changes) -> ODEProblem:
     """A copy of the problem with the given parts exchanged: f (f1, f2), u0, tspan, p, mass_matrix, options of `solve`.
 
-    Values of a symbolic problem are exchanged by name, in any order, the others kept: u0={x: 3.0}, p={k: 2.0}, guesses;
-    None takes a value back, so that the equations determine it.
+    Values of a symbolic problem are exchanged by name, in any order, the others kept: u0={x: 3.0}, p={k: 2.0}, guesses,
+    functions={F: f}; None takes a value back, so that the equations determine it.
 
     >>> import odesens as ode
     >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0)

@@ -151,7 +151,8 @@ def _stacked(problems: list[ODEProblem], prob: ODEProblem) -> Trajectories:
     first = problems[0]
     parts = [_values(q, q.values) for q in problems]
     for i, (q, (_, static)) in enumerate(zip(problems, parts, strict=True)):
-        same = q.functions == first.functions and q.f == first.f and static == parts[0][1] and q.pattern == first.pattern
+        same = q.functions == first.functions and q.f == first.f and q.pattern == first.pattern
+        same = same and static == parts[0][1]
         same = same and q.mass_matrix is first.mass_matrix and q.jac_sparsity is first.jac_sparsity
         if not same or not _same_options(q.options, first.options):
             raise ValueError(

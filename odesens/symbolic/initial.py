@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -175,13 +176,25 @@ def _plan(model: SimplifiedSystem, given: Given) -> _Plan:
 
     firm: list[int] = []
     yielding: list[int] = []
+    texts: dict[int, str] = {}  # of the equations, in a user's words
+
+    def add(equation: int, given_to: int, text: str) -> None:
+        (yielding if given_to in given.default else firm).append(equation)
+        texts[equation] = text
+
     for leaf in numbers:
         if leaf not in direct:
-            (yielding if leaf in given.default else firm).append(terms.sub(model.express(leaf), datum(leaf)))
+            shown = model.show(leaf)
+            own = f"{model.show(model.express(leaf))} = the value given for {shown}"
+            add(terms.sub(model.express(leaf), datum(leaf)), leaf, own)
     for leaf, value in given.values:
-        equation = terms.sub(model.express(leaf), model.express(value))
-        (yielding if leaf in given.default else firm).append(equation)
-    equations = [*firm, *_initial_equations(model), *model.residuals, *model.constraints]
+        text = f"{model.show(leaf)} = {model.show(value)}"
+        add(terms.sub(model.express(leaf), model.express(value)), leaf, text)
+    always = (*model.residuals, *model.constraints)
+    texts |= dict(zip(always, (f"0 = {text}" for text in by_name(model.flat, terms, always)), strict=True))
+    initial = _initial_equations(model)
+    texts |= initial
+    equations = [*firm, *initial, *always]
     n_firm = len(equations)
     equations += yielding
     place = {x: i for i, x in enumerate(unknowns)}
@@ -218,7 +231,7 @@ def _plan(model: SimplifiedSystem, given: Given) -> _Plan:
         [guesses[x][0] for x in tears],
         remaining,
         checks,
-        by_name(model.flat, terms, [*residuals, *(equations[i] for i in range(n_firm) if i not in used)]),
+        [texts[e] for e in (*residuals, *(equations[i] for i in range(n_firm) if i not in used))],
         data,
         {stand_in: leaf for stand_in, leaf in guesses.values() if leaf is not None},
         trivial,
@@ -230,8 +243,10 @@ def _inserted(terms: Terms, node: int, values: Mapping[int, int]) -> int:
     return terms.substitute([node], exchange)[0] if exchange else node
 
 
-def _initial_equations(model: SimplifiedSystem) -> list[int]:
-    return [model.express(model.terms.sub(model.parse(a), model.parse(b))) for a, b in model.flat.initial]
+def _initial_equations(model: SimplifiedSystem) -> dict[int, str]:
+    """The equations that hold at t0 only, and as they are written."""
+    node = lambda a, b: model.express(model.terms.sub(model.parse(a), model.parse(b)))
+    return {node(a, b): f"{a} = {b}" for a, b in model.flat.initial}
 
 
 def _guess_nodes(model: SimplifiedSystem, given: Given, soft: set[int], datum) -> dict[int, tuple[int, int | None]]:
@@ -290,7 +305,7 @@ def initialisation(model: SimplifiedSystem, given: Given) -> Initialisation:
     return Initialisation(model, given)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@eqx.filter_jit
 def start(program: Initialisation, pools: dict, functions: dict) -> Start:
     """The initial state and parameters; one equation of a traced program whatever the size of the model."""
     return program(pools, functions)

@@ -123,13 +123,14 @@ class SymbolicProblem(ODEProblem):
         given, vectors = _exchanged(model, Given((), (), (), ()), empty, _defaults(model), True)
         given, vectors = _exchanged(model, given, vectors, _changes(model, given, u0, p, guesses), False)
         initialisation(model, given)  # what is missing is found here
-        self._fill(model, given, vectors, check_tspan(tspan), jac, jac_sparsity, options)
+        self._fill(model, given, vectors, model.flat.functions, check_tspan(tspan), jac, jac_sparsity, options)
 
-    def _fill(self, model, given, vectors, tspan, jac, jac_sparsity, options) -> None:
+    def _fill(self, model, given, vectors, calls, tspan, jac, jac_sparsity, options) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)
         put("system", model)
         put("given", given)
         put("vectors", vectors)
+        put("calls", calls)  # the undefined functions of the equations, by name
         put("tspan", tspan)
         put("options", options)
         put("f", _field(model))
@@ -150,7 +151,7 @@ class SymbolicProblem(ODEProblem):
             return Start(jnp.asarray(v.initial), {"tunable": v.tunable, "fixed": v.fixed}, True, jnp.zeros(0, dtype))
         t0 = jnp.asarray(self.tspan[0], jnp.finfo(dtype).dtype)
         pools = {pool: getattr(v, pool) for pool in POOLS}
-        return start(program, {**pools, "t": t0}, self.system.flat.functions)
+        return start(program, {**pools, "t": t0}, self.calls)
 
     @property
     def u0(self):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -176,7 +177,7 @@ class SymbolicProblem(ODEProblem):
             changes = {k: v for k, v in dict(u0=u0, p=p, tspan=tspan).items() if v is not None}
             return self.remade(**changes).resolved()
         made = self.start()
-        p = Parameters(made.p["tunable"], made.p["fixed"], self.system.flat.functions)
+        p = Parameters(made.p["tunable"], made.p["fixed"], self.calls)
         _check_start(self, made)
         ok = made.ok if isinstance(made.ok, Tracer) else True
         u = made.u if ok is True else jnp.where(ok, made.u, jnp.nan)
@@ -190,18 +191,21 @@ class SymbolicProblem(ODEProblem):
 
     @property
     def values(self) -> dict:
-        return {"vectors": settled(self.vectors)}
+        return {"vectors": settled(self.vectors), "calls": self.calls}
 
-    def with_values(self, *, vectors: Vectors) -> "SymbolicProblem":  # pyright: ignore[reportIncompatibleMethodOverride]
+    def with_values(self, *, vectors: Vectors, calls: dict) -> "SymbolicProblem":  # pyright: ignore[reportIncompatibleMethodOverride]
         problem = object.__new__(type(self))
-        vars(problem).update(vars(self), vectors=vectors._replace(precision=self.vectors.precision))
+        vectors = vectors._replace(precision=self.vectors.precision)
+        vars(problem).update(vars(self), vectors=vectors, calls=calls)
         return problem
 
     def remade(self, **changes) -> "SymbolicProblem":
         model = self.system
         own = {k: changes.pop(k) for k in ("u0", "p", "guesses") if k in changes}
-        parts = {k: changes.pop(k) for k in ("tspan", "jac", "jac_sparsity") if k in changes}
-        check_options(changes, "remake (besides u0, p, guesses, tspan, jac, jac_sparsity)")
+        parts = {k: changes.pop(k) for k in ("functions", "tspan", "jac", "jac_sparsity") if k in changes}
+        check_options(changes, "remake (besides u0, p, guesses, functions, tspan, jac, jac_sparsity)")
+        calls = self.calls if not isinstance(own.get("p"), Parameters) else own["p"].functions
+        calls = _functions(calls, parts.get("functions", {}))
         new = _changes(model, self.given, own.get("u0"), own.get("p"), own.get("guesses"))
         given, vectors = _exchanged(model, self.given, self.vectors, new, False)
         if given is not self.given:
@@ -210,7 +214,7 @@ class SymbolicProblem(ODEProblem):
         tspan = check_tspan(parts.get("tspan", self.tspan))
         jac = bool(parts.get("jac", self.jac is not None))
         sparsity = parts.get("jac_sparsity", self.own_sparsity)
-        problem._fill(model, given, vectors, tspan, jac, sparsity, {**self.options, **changes})
+        problem._fill(model, given, vectors, calls, tspan, jac, sparsity, {**self.options, **changes})
         return problem
 
     @property
@@ -306,6 +310,17 @@ def _changes(model: SimplifiedSystem, given: Given, u0, p, guesses) -> dict:
     if guesses is not None:
         new |= {("guess", leaf): value for leaf, value in entries(flat, terms, guesses)}
     return new
+
+
+def _functions(known: dict, new: Mapping) -> dict:
+    """The functions of a model, by name, with some exchanged."""
+    calls = {getattr(key, "__name__", key): function for key, function in new.items()}
+    for name, function in calls.items():
+        if name not in known:
+            raise KeyError(f"the system has no function {name}; there is {', '.join(known) or 'none'}")
+        if not callable(function):
+            raise TypeError(f"the function {name} must be a callable on numbers, got {function!r}")
+    return {**known, **calls} if calls else known
 
 
 def _names(model: SimplifiedSystem, given: Given) -> tuple[str, ...]:
@@ -435,7 +450,7 @@ def _check_start(problem: SymbolicProblem, made: Start) -> None:
     program = initialisation(problem.system, problem.given)
     left = np.abs(np.asarray(made.residuals))
     order = np.argsort(-np.nan_to_num(left, nan=np.inf))[:6]
-    shown = "; ".join(f"0 = {program.texts[i]}, off by {left[i]:.3g}" for i in order if not left[i] <= 1e-12)
+    shown = "; ".join(f"{program.texts[i]}, off by {left[i]:.3g}" for i in order if not left[i] <= 1e-12)
     raise SolveError(
         f"InitialisationFailure at t = {float(problem.tspan[0]):g}: the initial values do not obey the equations: "
         f"{shown}. Give fewer of them in u0, so that the equations can determine the others, or better guesses.",
