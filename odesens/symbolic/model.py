@@ -237,6 +237,7 @@ def entries(flat: Flat, terms: Terms, given: Mapping) -> Iterator[tuple[int, Any
         if not isinstance(key, np.ndarray):
             yield find(flat, terms, key), value
             continue
+        value = np.asarray(value, object) if isinstance(value, (list, tuple)) else value
         shape = np.shape(value)
         if shape != key.shape and shape != ():
             raise ValueError(f"the value of an array of {key.shape} symbols must have that shape, got {shape}")
