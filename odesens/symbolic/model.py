@@ -134,13 +134,13 @@ class SimplifiedSystem:
         """
         if isinstance(expr, str):
             return self.leaf(expr)
-        self._check_symbols(expr)
-        return from_sympy(self.terms, expr, t, self.memory)
+        inside = {symbol: self._inside(symbol) for symbol in getattr(expr, "free_symbols", ()) if symbol != t}
+        renamed = {a: b for a, b in inside.items() if a.name != b.name}
+        return from_sympy(self.terms, expr.xreplace(renamed) if renamed else expr, t, self.memory)
 
-    def _check_symbols(self, expr) -> None:
-        for symbol in getattr(expr, "free_symbols", ()):
-            if symbol != t:
-                self.leaf(symbol)
+    def _inside(self, symbol):
+        """The symbol under its own name, where that of the system is before it."""
+        return symbol.renamed(self.terms.nodes[self.leaf(symbol)][1])
 
     def leaf(self, key) -> int:
         """The leaf of an unknown, a time derivative or a parameter, by symbol or name."""
