@@ -47,12 +47,17 @@ class CheckInit:
 
 
 class Resolved(NamedTuple):
-    """The values of a problem as they are solved for; `label` gives a solution what it should know of them."""
+    """The values of a problem as they are solved for.
+
+    labels : what a solution should know of names, a pytree, or None; of these `names` are those of u's entries
+    ok : whether u0 is consistent; where not, the solve has failed
+    """
 
     u0: PyTree
     p: PyTree
     tspan: tuple
-    label: Callable | None = None
+    labels: Any = None
+    ok: Any = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +149,18 @@ class ODEProblem:
         span = self.tspan if tspan is None else check_tspan(tspan)
         return Resolved(self.u0 if u0 is None else u0, self.p if p is None else p, span)
 
+    named = False  # whether values are given by name, in mappings
+    pattern = None  # of what kind the values given by name are
+
+    @property
+    def values(self) -> dict:
+        """The numbers that the problem is made of, pytrees by the names that `with_values` takes."""
+        return {"u0": self.u0, "p": self.p}
+
+    def with_values(self, **values) -> "ODEProblem":
+        """A copy with other numbers of the same structure."""
+        return self.remade(**values)
+
     def remade(self, **changes) -> "ODEProblem":
         """See `remake`."""
         names = self._parts
@@ -221,8 +238,8 @@ def check_options(options: dict, where: str) -> None:
 def remake(prob: ODEProblem, **changes) -> ODEProblem:
     """A copy of the problem with the given parts exchanged: f (f1, f2), u0, tspan, p, mass_matrix, options of `solve`.
 
-    Values of a symbolic problem are exchanged by name, in any order, the others kept: u0={x: 3.0}, p={k: 2.0}, guesses;
-    None takes a value back, so that the equations determine it.
+    Values of a symbolic problem are exchanged by name, in any order, the others kept: u0={x: 3.0}, p={k: 2.0}, guesses,
+    functions={F: f}; None takes a value back, so that the equations determine it.
 
     >>> import odesens as ode
     >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0)

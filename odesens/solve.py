@@ -161,9 +161,16 @@ def _has_forward_mode(sol: ODESolution) -> bool:
 
 def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
     """`solve` with the method that is named, or one by what can be told without solving."""
-    call, head, t1, u_tree, every_step, label = prepare(prob, alg, u0, p, tspan, options)
-    sol = _solved(call, head, t1, u_tree, every_step)
-    return sol if label is None else label(sol)
+    call, head, t1, u_tree, every_step, labels, ok = prepare(prob, alg, u0, p, tspan, options)
+    return labelled(_solved(call, head, t1, u_tree, every_step), labels, ok)
+
+
+def labelled(sol: ODESolution, labels, ok) -> ODESolution:
+    """The solution with what it knows of names, failed where its initial values are not consistent."""
+    if ok is not True:
+        sol._code = jnp.where(ok, sol._code, jnp.asarray(ReturnCode.InitialisationFailure, sol._code.dtype))
+    sol._labels = labels
+    return sol
 
 
 def _solved(call: Call, head: list, t1, u_tree, every_step: bool) -> ODESolution:
@@ -180,7 +187,7 @@ def _solved(call: Call, head: list, t1, u_tree, every_step: bool) -> ODESolution
 class Prepared(NamedTuple):
     """A problem as a call of the primitive and its operands; the structure of u; whether every step is to be saved.
 
-    label : what gives a solution the names of the problem's values, or None
+    labels, ok : see `Resolved`
     """
 
     call: Call
@@ -188,7 +195,8 @@ class Prepared(NamedTuple):
     t1: Any
     u_tree: Any
     every_step: bool
-    label: Any
+    labels: Any
+    ok: Any
 
 
 def prepare(prob: ODEProblem, alg, u0, p, tspan, options: dict, width: int | None = None) -> Prepared:
@@ -199,7 +207,7 @@ def prepare(prob: ODEProblem, alg, u0, p, tspan, options: dict, width: int | Non
     for name in ("dense", "adaptive", "throw"):
         if not isinstance(merged[name], (bool, np.bool_, type(None))):
             raise TypeError(f"{name} must be True or False, got {merged[name]!r}")
-    given_u0, given_p, span, label = prob.resolved(u0, p, tspan)
+    given_u0, given_p, span, labels, ok = prob.resolved(u0, p, tspan)
     u, params = as_state(given_u0), as_params(given_p)
 
     times = [x for x in jax.tree.leaves((span, merged["saveat"])) if isinstance(x, Tracer)]
@@ -230,7 +238,7 @@ def prepare(prob: ODEProblem, alg, u0, p, tspan, options: dict, width: int | Non
     head = vary(head, varying_axes(*traced)) if traced else head
     head = head if traced else _placed(head)
     keeps = ts is not None and bool(merged["dense"]) and sensealg.residual == "mesh" and events is None
-    return Prepared(_call(spec, len(head), keeps), head, t1, u_tree, ts is None, label)
+    return Prepared(_call(spec, len(head), keeps), head, t1, u_tree, ts is None, labels, ok)
 
 
 @functools.lru_cache(maxsize=512)

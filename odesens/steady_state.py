@@ -24,7 +24,7 @@ from .field import Field
 from .inputs import as_params, as_state, check_algorithm, make_mass
 from .methods import initial
 from .methods.linear import DENSE, Mass, of_map, parts_of, solve_exactly
-from .problem import ODEProblem, check_tspan
+from .problem import ODEProblem, Resolved, check_tspan
 from .saveat import concrete
 from .solution import return_code
 from .solve import solve
@@ -111,16 +111,20 @@ class SteadyStateProblem:
     u0: PyTree
     p: PyTree
     mass_matrix: Any
+    source: ODEProblem | None = None
 
-    def __init__(self, f: Any, u0: PyTree = None, p: PyTree = None, *, mass_matrix: Any = None):
+    def __init__(self, f: Any, u0: PyTree = None, p: PyTree = None, *, mass_matrix: Any = None, source: Any = None):
         if isinstance(f, ODEProblem):
-            u0, p = (f.u0 if u0 is None else u0), (f.p if p is None else p)
+            source = f.remade(**{k: x for k, x in (("u0", u0), ("p", p)) if x is not None}) if f.named else None
+            made = f.resolved(u0, p)
+            u0, p = made.u0, made.p
             f, mass_matrix = f.f, (f.mass_matrix if mass_matrix is None else mass_matrix)
         if not callable(f):
             raise TypeError(f"SteadyStateProblem needs a function f(t, u, p) or an ODEProblem first, got {f!r}")
         if u0 is None:
             raise TypeError("SteadyStateProblem needs a first guess u0: SteadyStateProblem(f, u0, p)")
-        for name, value in (("f", f), ("u0", u0), ("p", p), ("mass_matrix", mass_matrix)):
+        parts = (("f", f), ("u0", u0), ("p", p), ("mass_matrix", mass_matrix), ("source", source))
+        for name, value in parts:
             object.__setattr__(self, name, value)
 
     def _solve(self, alg, *, u0: PyTree = None, p: PyTree = None, tspan: Any = None, **options):
@@ -129,7 +133,10 @@ class SteadyStateProblem:
             unknown = sorted({*options, *([] if tspan is None else ["tspan"])} - {"throw"})
             raise TypeError(f"solve of a SteadyStateProblem takes u0, p and throw, got {unknown}: give them to its alg")
         alg = _checked(alg)
-        u, params = as_state(self.u0 if u0 is None else u0), as_params(self.p if p is None else p)
+        made = Resolved(self.u0 if u0 is None else u0, self.p if p is None else p, ())
+        if self.source is not None:  # values by name
+            made = self.source.resolved(u0, p)
+        u, params = as_state(made.u0), as_params(made.p)
         u_leaves, tree = jax.tree.flatten(u)
         traced = [x for x in u_leaves if isinstance(x, Tracer)]
         field, p_leaves, aux = trace_field(self.f, u, params, varying_axes(*traced))
@@ -140,11 +147,13 @@ class SteadyStateProblem:
         if options.get("throw", True):
             _raise_failure(alg, [x for x in p_leaves if isinstance(x, Tracer)], found)
         state, resid = (jax.tree.unflatten(tree, x) for x in (found.u, found.resid))
-        return SteadyStateSolution(state, resid, _code=found.code, alg=alg)
+        return SteadyStateSolution(state, resid, found.code, made.labels, alg)
 
     def _remake(self, **changes) -> "SteadyStateProblem":
         """What `remake` does with this problem."""
-        return replace(self, **changes)
+        if self.source is not None and not set(changes) - {"u0", "p"}:
+            return SteadyStateProblem(self.source, mass_matrix=self.mass_matrix, **changes)
+        return replace(self, **{"source": None, **changes})
 
 
 class SteadyStateSolution(eqx.Module):
@@ -161,12 +170,27 @@ class SteadyStateSolution(eqx.Module):
         solve in time failed.
     success : bool, or a boolean array under a transform
     alg : the algorithm
+
+    Of a symbolic problem `sol[x]` is what x, a name, a symbol or an expression, is at rest, and `sol.ps[k]` a parameter.
     """
 
     u: PyTree
     resid: PyTree
     _code: Any
+    _labels: Any
     alg: Any = eqx.field(static=True)
+
+    def __getitem__(self, key):
+        if self._labels is None or not self._labels.handles(key):
+            raise TypeError(f"sol[{key!r}]: the state is sol.u; names are those of symbolic problems")
+        return self._labels.at(jnp.asarray(jnp.inf, self.u.real.dtype), self.u, key)
+
+    @property
+    def ps(self):
+        """`sol.ps[k]`: the parameters of a symbolic problem by name."""
+        if self._labels is None:
+            raise AttributeError("only solutions of symbolic problems have parameters by name")
+        return self._labels.ps
 
     @property
     def retcode(self):

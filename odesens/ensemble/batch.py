@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from ..primitive import flow
 from ..problem import ODEProblem
-from ..solve import Prepared, prepare, wrap
+from ..solve import Prepared, labelled, prepare, wrap
 from .problem import EnsembleAlgorithm, EnsembleSerial, EnsembleSharded, EnsembleVectorized
 from .trajectories import Trajectories
 
@@ -45,14 +45,13 @@ class Solver(NamedTuple):
 
     def __call__(self, shared, x: dict):
         """What is kept of the trajectory x, its return code, its counts of steps."""
-        call, operands, _, u_tree, *_ = self.prepared(shared, x)
+        call, operands, _, u_tree, _, labels, ok = self.prepared(shared, x)
         outs = flow(call, *operands)
         n = call.n_values
-        code, counts = outs[n], outs[n + 1]
-        if self.output_func is None:
-            return jax.tree.unflatten(u_tree, outs[: call.n_u]), code, counts
         sol = wrap(call, operands, None, jnp.asarray(operands[call.i_ts]), outs[:n], outs[n:], u_tree)
-        return jax.tree.map(jnp.asarray, self.output_func(sol, x["i"])), code, counts
+        sol = labelled(sol, labels, ok)
+        out = sol.u if self.output_func is None else jax.tree.map(jnp.asarray, self.output_func(sol, x["i"]))
+        return out, sol._code, sol._counts
 
 
 def width_of(algorithm: EnsembleAlgorithm, size: int) -> int | None:

@@ -82,17 +82,18 @@ class Job(NamedTuple):
 
         def values(shared, x):
             prepared = self.solver.prepared(shared, x)
-            known[:] = prepared.call, prepared.u_tree
-            return [jnp.asarray(v) for v in prepared.operands]
+            labels, tree = jax.tree.flatten(prepared.labels)
+            known[:] = prepared.call, prepared.u_tree, tree
+            return [jnp.asarray(v) for v in (*prepared.operands, *labels)]
 
         jaxpr, consts = hoist(values, shared, jax.tree.map(lambda x: x[0], rows))
         same = len(consts) + len(jax.tree.leaves(shared))
         varied = dependent(jaxpr, [False] * same + [True] * len(jax.tree.leaves(rows)))
         arrays = jax.vmap(values, (None, 0), [0 if v else None for v in varied])(shared, rows)
         arrays = [x[: self.plan.count] if v else x for x, v in zip(arrays, varied, strict=True)]
-        call, u_tree = known
+        call, u_tree, labels = known
         call = replace(call, spec=replace(call.spec, width=None))
-        return Operands(tuple(arrays), tuple(varied), call, u_tree)
+        return Operands(tuple(arrays), tuple(varied), call, u_tree, labels)
 
     def tick(self, token, done, codes) -> None:
         """Report from within the program, once `codes` are known."""

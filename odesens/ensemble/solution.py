@@ -34,18 +34,26 @@ class Summary(NamedTuple):
     count: Any
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["varied", "call", "u_tree"])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["varied", "call", "u_tree", "labels"]
+)
 @dataclass(frozen=True)
 class Operands:
-    """The operands of all trajectories' calls, those that are `varied` with a leading axis; and the call of one."""
+    """The operands of all trajectories' calls, those that are `varied` with a leading axis; and the call of one.
+
+    After them come what solutions know of names, of which `labels` is the structure.
+    """
 
     values: tuple
     varied: tuple[bool, ...]
     call: Call
     u_tree: Any
+    labels: Any
 
-    def of(self, i) -> tuple:
-        return tuple(x[i] if varied else x for x, varied in zip(self.values, self.varied, strict=True))
+    def of(self, i) -> tuple[tuple, Any]:
+        own = tuple(x[i] if varied else x for x, varied in zip(self.values, self.varied, strict=True))
+        end = len(own) - self.labels.num_leaves
+        return own[:end], jax.tree.unflatten(self.labels, own[end:])
 
 
 @jax.tree_util.register_pytree_node_class
@@ -120,10 +128,9 @@ class EnsembleSolution:
         own = self._operands
         if own is None:
             return u
-        operands = own.of(i)
-        return ODESolution(
-            operands[own.call.i_ts], u, self.retcodes[i], self._counts[i], operands, None, own.call, own.u_tree
-        )
+        operands, labels = own.of(i)
+        ended = self.retcodes[i], self._counts[i]
+        return ODESolution(operands[own.call.i_ts], u, *ended, operands, None, own.call, own.u_tree, labels=labels)
 
     def __iter__(self):
         return (self[i] for i in range(len(self)))

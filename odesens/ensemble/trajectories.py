@@ -29,47 +29,54 @@ class Trajectories(NamedTuple):
     problem: Callable[[Any, dict], ODEProblem]
 
 
-class Parts(NamedTuple):
-    """The values of a problem: u0, the arrays of p, the span; and the rest of p."""
+class Static(NamedTuple):
+    """What is not an array in a pytree, or a mapping by name: its structure, and the leaves, None for arrays."""
 
-    u0: Any
-    p: list
-    tspan: tuple
-    static: tuple
+    keys: tuple | None
+    tree: Any
+    rest: tuple
 
-    @classmethod
-    def of(cls, u0, p, tspan) -> "Parts":
-        leaves, tree = jax.tree.flatten(as_params(p))
-        arrays = [jnp.asarray(x) for x in leaves if is_array(x)]
-        return cls(as_state(u0), arrays, check_tspan(tspan), (tree, tuple(None if is_array(x) else x for x in leaves)))
+    def joined(self, arrays: list):
+        """The pytree of these arrays."""
+        given = iter(arrays)
+        tree = jax.tree.unflatten(self.tree, [next(given) if x is None else x for x in self.rest])
+        return tree if self.keys is None else dict(zip(self.keys, tree, strict=True))
 
-    @property
-    def params(self):
-        tree, rest = self.static
-        arrays = iter(self.p)
-        return jax.tree.unflatten(tree, [next(arrays) if x is None else x for x in rest])
+
+def _split(value, by_name: bool) -> tuple[list, Static]:
+    """The arrays of a pytree, or of a mapping by name whose keys need have no order; and the rest."""
+    keys = tuple(value) if by_name and type(value) is dict else None
+    leaves, tree = jax.tree.flatten(value if keys is None else [value[k] for k in keys])
+    rest = tuple(None if is_array(x) else x for x in leaves)
+    return [jnp.asarray(x) for x in leaves if is_array(x)], Static(keys, tree, rest)
+
+
+CONVERTED: dict[str, Callable] = {"u0": as_state, "p": as_params}
+
+
+def _values(prob: ODEProblem, given: dict) -> tuple[dict, dict]:
+    """Arrays, and the rest, of values that a problem takes under these names."""
+    convert = lambda k: CONVERTED[k] if k in CONVERTED and not prob.named else lambda x: x
+    parts = {k: _split(convert(k)(x), prob.named) for k, x in given.items()}
+    return {k: arrays for k, (arrays, _) in parts.items()}, {k: static for k, (_, static) in parts.items()}
 
 
 def trajectories(eprob: EnsembleProblem, count: int | None) -> Trajectories:
     """The trajectories of an ensemble problem; `count` where its arrays do not tell."""
     prob = eprob.prob
-    given = {"u0": eprob.u0, "p": eprob.p, "tspan": eprob.tspan}
-    base = Parts.of(*(getattr(prob, k) if x is None else x for k, x in given.items()))
-    rows: dict = {}
-    if eprob.u0 is not None:
-        rows["u0"] = base.u0
-    if eprob.p is not None:
-        rows["p"] = base.p
+    given = {k: getattr(eprob, k) for k in ("u0", "p") if getattr(eprob, k) is not None}
+    rows, varying = _values(prob, given)
+    span = prob.tspan if eprob.tspan is None else check_tspan(eprob.tspan)
     if eprob.tspan is not None:
-        rows["tspan"] = {j: jnp.asarray(t) for j, t in enumerate(base.tspan) if jnp.ndim(t)}
+        rows["tspan"] = {j: jnp.asarray(t) for j, t in enumerate(span) if jnp.ndim(t)}
     count = _count(rows, count)
     rows["i"] = jnp.arange(max(count, 1), dtype=jnp.int32)[:count]
-    shared = {k: getattr(base, k) for k in ("u0", "p") if k not in rows}
+    shared, same = _values(prob, {k: x for k, x in prob.values.items() if k not in given})
 
     def of_arrays(shared, x) -> ODEProblem:
-        parts = base._replace(p=x.get("p", shared.get("p")))
-        tspan = tuple(x.get("tspan", {}).get(j, t) for j, t in enumerate(base.tspan))
-        return remake(prob, u0=x.get("u0", shared.get("u0")), p=parts.params, tspan=tspan)
+        made = prob.with_values(**{k: static.joined(shared[k]) for k, static in same.items()})
+        tspan = tuple(x.get("tspan", {}).get(j, t) for j, t in enumerate(span))
+        return remake(made, tspan=tspan, **{k: static.joined(x[k]) for k, static in varying.items()})
 
     if eprob.prob_func is None:
         return Trajectories(count, shared, rows, of_arrays)
@@ -118,8 +125,7 @@ def _is_traceable(of_function: Callable, shared, rows: dict) -> bool:
 
     def values(shared, x):
         prob = of_function(shared, x)
-        parts = Parts.of(prob.u0, prob.p, prob.tspan)
-        return parts.u0, parts.p, [jnp.asarray(t) for t in parts.tspan]
+        return _values(prob, prob.values)[0], [jnp.asarray(t) for t in prob.tspan]
 
     x = jax.tree.map(lambda a: a[0], rows)
     try:
@@ -143,9 +149,10 @@ def _same(a, b) -> bool:
 def _stacked(problems: list[ODEProblem], prob: ODEProblem) -> Trajectories:
     """Problems that differ in values only as arrays with a leading axis."""
     first = problems[0]
-    parts = [Parts.of(q.u0, q.p, q.tspan) for q in problems]
-    for i, (q, own) in enumerate(zip(problems, parts, strict=True)):
-        same = q.functions == first.functions and q.f == first.f and own.static == parts[0].static
+    parts = [_values(q, q.values) for q in problems]
+    for i, (q, (_, static)) in enumerate(zip(problems, parts, strict=True)):
+        same = q.functions == first.functions and q.f == first.f and q.pattern == first.pattern
+        same = same and static == parts[0][1]
         same = same and q.mass_matrix is first.mass_matrix and q.jac_sparsity is first.jac_sparsity
         if not same or not _same_options(q.options, first.options):
             raise ValueError(
@@ -153,20 +160,20 @@ def _stacked(problems: list[ODEProblem], prob: ODEProblem) -> Trajectories:
                 "option or the structure of p), and it cannot be traced with an integer array i: put what varies into "
                 "u0, p or tspan, or index JAX arrays by i"
             )
-    shapes = [[jnp.shape(x) for x in jax.tree.leaves((q.u0, q.p))] for q in parts]
-    trees = [jax.tree.structure(q.u0) for q in parts]
+    arrays, static = [x for x, _ in parts], parts[0][1]
+    shapes = [[jnp.shape(x) for x in jax.tree.leaves(x)] for x in arrays]
     for i in range(len(parts)):
-        if shapes[i] != shapes[0] or trees[i] != trees[0]:
+        if shapes[i] != shapes[0]:
             raise ValueError(f"prob_func made problems 0 and {i} whose u0 or p have different structures or shapes")
-    rows = {"u0": _stack([q.u0 for q in parts]), "p": _stack([q.p for q in parts])}
+    rows = _stack(arrays)
     rows["i"] = jnp.arange(len(parts), dtype=jnp.int32)
-    spans = [[q.tspan[j] for q in parts] for j in range(2)]
+    spans = [[q.tspan[j] for q in problems] for j in range(2)]
     varying = [j for j, ts in enumerate(spans) if any(t is not ts[0] and not _equal(t, ts[0]) for t in ts)]
     rows["tspan"] = {j: jnp.stack([jnp.asarray(t) for t in spans[j]]) for j in varying}
 
     def problem(_, x) -> ODEProblem:
         tspan = tuple(x["tspan"].get(j, t) for j, t in enumerate(first.tspan))
-        return remake(first, u0=x["u0"], p=parts[0]._replace(p=x["p"]).params, tspan=tspan)
+        return remake(first.with_values(**{k: s.joined(x[k]) for k, s in static.items()}), tspan=tspan)
 
     return Trajectories(len(parts), {}, rows, problem)
 

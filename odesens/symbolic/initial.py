@@ -14,10 +14,11 @@ Source: the choice of equations is a maximum matching that takes equations in th
 
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,7 +83,7 @@ class Initialisation:
     def __init__(self, model: SimplifiedSystem, given: Given):
         terms = model.terms
         plan = _plan(model, given)
-        self._written = functools.partial(by_name, model.flat, terms, plan.written)
+        self._written = plan.written
         self.pools = {pool: len(leaves) for pool, leaves in plan.parameters.items()}
         self.trivial = plan.trivial
         where: dict[int, tuple[str, int | None]] = {leaf: ("w", i) for i, leaf in enumerate(plan.unknowns)}
@@ -101,7 +102,7 @@ class Initialisation:
     @property
     def texts(self) -> list[str]:
         """The equations of `Start.residuals`, for messages."""
-        return self._written()
+        return [write() for write in self._written]
 
     def __call__(self, pools: Mapping[str, Any], functions: Mapping) -> Start:
         """Differentiable to any order in everything but the guesses, on which the result does not depend."""
@@ -154,7 +155,7 @@ class _Plan(NamedTuple):
     guesses: list[int]
     residuals: list[int]
     checks: list[int]
-    written: list[int]
+    written: list[Callable[[], str]]
     data: dict[int, tuple[str, int]]
     started: dict[int, int]
     trivial: bool
@@ -180,13 +181,24 @@ def _plan(model: SimplifiedSystem, given: Given) -> _Plan:
 
     firm: list[int] = []
     yielding: list[int] = []
+    texts: dict[int, Callable[[], str]] = {}  # of the equations, in a user's words; SymPy takes long to write
+
+    def add(equation: int, given_to: int, text: Callable[[], str]) -> None:
+        (yielding if given_to in given.default else firm).append(equation)
+        texts[equation] = text
+
     for leaf in numbers:
         if leaf not in direct:
-            (yielding if leaf in given.default else firm).append(terms.sub(model.express(leaf), datum(leaf)))
+            own = lambda x=leaf: f"{model.show(model.express(x))} = the value given for {model.show(x)}"
+            add(terms.sub(model.express(leaf), datum(leaf)), leaf, own)
     for leaf, value in given.values:
-        equation = terms.sub(model.express(leaf), model.express(value))
-        (yielding if leaf in given.default else firm).append(equation)
-    equations = [*firm, *_initial_equations(model), *model.residuals, *model.constraints]
+        text = lambda x=leaf, y=value: f"{model.show(x)} = {model.show(y)}"
+        add(terms.sub(model.express(leaf), model.express(value)), leaf, text)
+    always = (*model.residuals, *model.constraints)
+    texts |= {e: lambda e=e: f"0 = {model.show(e)}" for e in always}
+    initial = _initial_equations(model)
+    texts |= initial
+    equations = [*firm, *initial, *always]
     n_firm = len(equations)
     equations += yielding
     place = {x: i for i, x in enumerate(unknowns)}
@@ -223,7 +235,7 @@ def _plan(model: SimplifiedSystem, given: Given) -> _Plan:
         [guesses[x][0] for x in tears],
         remaining,
         checks,
-        [*residuals, *(equations[i] for i in range(n_firm) if i not in used)],
+        [texts[e] for e in (*residuals, *(equations[i] for i in range(n_firm) if i not in used))],
         data,
         {stand_in: leaf for stand_in, leaf in guesses.values() if leaf is not None},
         trivial,
@@ -235,8 +247,10 @@ def _inserted(terms: Terms, node: int, values: Mapping[int, int]) -> int:
     return terms.substitute([node], exchange)[0] if exchange else node
 
 
-def _initial_equations(model: SimplifiedSystem) -> list[int]:
-    return [model.express(model.terms.sub(model.parse(a), model.parse(b))) for a, b in model.flat.initial]
+def _initial_equations(model: SimplifiedSystem) -> dict[int, Callable[[], str]]:
+    """The equations that hold at t0 only, and as they are written."""
+    node = lambda a, b: model.express(model.terms.sub(model.parse(a), model.parse(b)))
+    return {node(a, b): lambda a=a, b=b: f"{a} = {b}" for a, b in model.flat.initial}
 
 
 def _guess_nodes(model: SimplifiedSystem, given: Given, soft: set[int], datum) -> dict[int, tuple[int, int | None]]:
@@ -295,7 +309,7 @@ def initialisation(model: SimplifiedSystem, given: Given) -> Initialisation:
     return Initialisation(model, given)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@eqx.filter_jit
 def start(program: Initialisation, pools: dict, functions: dict) -> Start:
     """The initial state and parameters; one equation of a traced program whatever the size of the model."""
     return program(pools, functions)

@@ -168,7 +168,7 @@ class ParameterValues:
         made = model.made
         if ("ps", node) not in made:
             made["ps", node] = generate(model.terms, (node,), model.places)
-        return made["ps", node](p._asdict())[0]
+        return _over_lanes(lambda p: made["ps", node](p._asdict())[0], p)(p)
 
     def __repr__(self) -> str:
         model, p = self._labels.model, self._labels.p
@@ -179,11 +179,19 @@ class ParameterValues:
 
 @eqx.filter_jit
 def _observe(program: Callable, t, u, p: Parameters):
-    """The program's values at times t (..) and states u (.., n): (.., number of values)."""
+    """The program's values at times t (..) and states u (.., n): (.., number of values); p may have leading axes."""
 
-    def one(t, u):
-        return program({"t": t, "u": u, **p._asdict()})
+    def at(t, u, p):
+        one = lambda t, u: program({"t": t, "u": u, **p._asdict()})
+        shape = jnp.shape(t)
+        values = jax.vmap(one)(jnp.reshape(t, (-1,)), jnp.reshape(u, (math.prod(shape), u.shape[-1])))
+        return values.reshape(*shape, values.shape[-1])
 
-    shape = jnp.shape(t)
-    values = jax.vmap(one)(jnp.reshape(t, (-1,)), jnp.reshape(u, (math.prod(shape), u.shape[-1])))
-    return values.reshape(*shape, values.shape[-1])
+    return _over_lanes(at, p)(t, u, p)
+
+
+def _over_lanes(fun: Callable, p: Parameters) -> Callable:
+    """The function over the leading axes that the parameters of a solution of many lanes have."""
+    for _ in range(p.tunable.ndim - 1):
+        fun = jax.vmap(fun)
+    return fun

@@ -134,17 +134,17 @@ class SimplifiedSystem:
         """
         if isinstance(expr, str):
             return self.leaf(expr)
-        self._check_symbols(expr)
-        return from_sympy(self.terms, expr, t, self.memory)
+        inside = {symbol: self._inside(symbol) for symbol in getattr(expr, "free_symbols", ()) if symbol != t}
+        renamed = {a: b for a, b in inside.items() if a.name != b.name}
+        return from_sympy(self.terms, expr.xreplace(renamed) if renamed else expr, t, self.memory)
 
-    def _check_symbols(self, expr) -> None:
-        for symbol in getattr(expr, "free_symbols", ()):
-            if symbol != t:
-                self.leaf(symbol)
+    def _inside(self, symbol):
+        """The symbol under its own name, where that of the system is before it."""
+        return symbol.renamed(self.terms.nodes[self.leaf(symbol)][1])
 
     def leaf(self, key) -> int:
         """The leaf of an unknown, a time derivative or a parameter, by symbol or name."""
-        return find(self.flat, self.terms, key, dict(zip(self.names, self.states, strict=True)))
+        return find(self.flat, self.terms, key)
 
     def show(self, node: int) -> Any:
         """The SymPy expression of a node."""
@@ -215,8 +215,8 @@ def unknown_leaves(terms: Terms, node: int) -> list[int]:
     return [leaf for leaf in terms.leaves(node) if terms.nodes[leaf][0] == "unknown"]
 
 
-def find(flat: Flat, terms: Terms, key, more: Mapping[str, int] | None = None) -> int:
-    """The leaf of a symbol, a time derivative, a name, or (name, order).
+def find(flat: Flat, terms: Terms, key) -> int:
+    """The leaf of a symbol, a time derivative, a name such as x, or x_t for D(x), or (name, order).
 
     Raises
     ------
@@ -230,8 +230,9 @@ def find(flat: Flat, terms: Terms, key, more: Mapping[str, int] | None = None) -
     try:
         found = flat.key(key)
     except KeyError:
-        if isinstance(key, str) and key in (more or {}):
-            return more[key]  # pyright: ignore[reportOptionalSubscript]
+        base, _, order = key.rpartition("_") if isinstance(key, str) else ("", "", "")
+        if base in flat.unknowns and order and not order.strip("t"):
+            return terms.unknown(base, len(order))
         raise
     if isinstance(found, tuple):
         return terms.unknown(*found)
@@ -246,6 +247,7 @@ def entries(flat: Flat, terms: Terms, given: Mapping) -> Iterator[tuple[int, Any
         if not isinstance(key, np.ndarray):
             yield find(flat, terms, key), value
             continue
+        value = np.asarray(value, object) if isinstance(value, (list, tuple)) else value
         shape = np.shape(value)
         if shape != key.shape and shape != ():
             raise ValueError(f"the value of an array of {key.shape} symbols must have that shape, got {shape}")

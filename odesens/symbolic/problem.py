@@ -29,12 +29,16 @@ from .system import System
 
 
 class Vectors(NamedTuple):
-    """The numbers of a problem, in the order of `Given`'s leaves."""
+    """The numbers of a problem, in the order of `Given`'s leaves.
+
+    precision : the real dtype of what was given with one; Python's numbers take that
+    """
 
     tunable: Any
     fixed: Any
     initial: Any
     guess: Any
+    precision: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,17 +125,19 @@ class SymbolicProblem(ODEProblem):
         given, vectors = _exchanged(model, Given((), (), (), ()), empty, _defaults(model), True)
         given, vectors = _exchanged(model, given, vectors, _changes(model, given, u0, p, guesses), False)
         initialisation(model, given)  # what is missing is found here
-        self._fill(model, given, vectors, check_tspan(tspan), jac, jac_sparsity, options)
+        self._fill(model, given, vectors, model.flat.functions, check_tspan(tspan), jac, jac_sparsity, options)
 
-    def _fill(self, model, given, vectors, tspan, jac, jac_sparsity, options) -> None:
+    def _fill(self, model, given, vectors, calls, tspan, jac, jac_sparsity, options) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)
         put("system", model)
         put("given", given)
         put("vectors", vectors)
+        put("calls", calls)  # the undefined functions of the equations, by name
         put("tspan", tspan)
         put("options", options)
         put("f", _field(model))
         put("jac", _jacobian(model) if jac else None)
+        put("own_sparsity", jac_sparsity)
         put("jac_sparsity", _pattern(model) if jac_sparsity is None and not jac else jac_sparsity)
         mass = [1.0] * len(model.differential) + [0.0] * len(model.algebraic)
         put("mass_matrix", tuple(mass) if model.algebraic else None)
@@ -141,12 +147,13 @@ class SymbolicProblem(ODEProblem):
     def start(self) -> Start:
         """The initial state, the parameters, and whether they are consistent."""
         program = initialisation(self.system, self.given)
-        v = self.vectors
-        dtype = jnp.result_type(*v)
+        v = settled(self.vectors)
+        dtype = jnp.result_type(v.initial)
         if program.trivial:
             return Start(jnp.asarray(v.initial), {"tunable": v.tunable, "fixed": v.fixed}, True, jnp.zeros(0, dtype))
         t0 = jnp.asarray(self.tspan[0], jnp.finfo(dtype).dtype)
-        return start(program, {**v._asdict(), "t": t0}, self.system.flat.functions)
+        pools = {pool: getattr(v, pool) for pool in POOLS}
+        return start(program, {**pools, "t": t0}, self.calls)
 
     @property
     def u0(self):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -160,7 +167,9 @@ class SymbolicProblem(ODEProblem):
     def tunables(self) -> Tunables:
         """The tunable parameters that have a number, by name; give a changed copy as p to `remake` or `solve`."""
         nodes = self.system.terms.nodes
-        return Tunables(tuple(nodes[leaf][1] for leaf in self.given.tunable), jnp.asarray(self.vectors.tunable))
+        return Tunables(
+            tuple(nodes[leaf][1] for leaf in self.given.tunable), jnp.asarray(settled(self.vectors).tunable)
+        )
 
     @property
     def ps(self):
@@ -172,25 +181,35 @@ class SymbolicProblem(ODEProblem):
             changes = {k: v for k, v in dict(u0=u0, p=p, tspan=tspan).items() if v is not None}
             return self.remade(**changes).resolved()
         made = self.start()
-        p = Parameters(made.p["tunable"], made.p["fixed"], self.system.flat.functions)
+        p = Parameters(made.p["tunable"], made.p["fixed"], self.calls)
         _check_start(self, made)
-        traced = isinstance(made.ok, Tracer)
-        u = jnp.where(made.ok, made.u, jnp.nan) if traced else made.u
-        labels = Labels(self.system, p)
+        ok = made.ok if isinstance(made.ok, Tracer) else True
+        u = made.u if ok is True else jnp.where(ok, made.u, jnp.nan)
+        return Resolved(u, p, self.tspan, Labels(self.system, p), ok)
 
-        def label(sol: ODESolution) -> ODESolution:
-            failed = jnp.asarray(int(ReturnCode.InitialisationFailure), jnp.asarray(sol._code).dtype)
-            sol._code = jnp.where(made.ok, sol._code, failed) if traced else sol._code
-            sol._labels = labels
-            return sol
+    named = True
 
-        return Resolved(u, p, self.tspan, label)
+    @property
+    def pattern(self) -> Given:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.given
+
+    @property
+    def values(self) -> dict:
+        return {"vectors": settled(self.vectors), "calls": self.calls}
+
+    def with_values(self, *, vectors: Vectors, calls: dict) -> "SymbolicProblem":  # pyright: ignore[reportIncompatibleMethodOverride]
+        problem = object.__new__(type(self))
+        vectors = vectors._replace(precision=self.vectors.precision)
+        vars(problem).update(vars(self), vectors=vectors, calls=calls)
+        return problem
 
     def remade(self, **changes) -> "SymbolicProblem":
         model = self.system
         own = {k: changes.pop(k) for k in ("u0", "p", "guesses") if k in changes}
-        parts = {k: changes.pop(k) for k in ("tspan", "jac", "jac_sparsity") if k in changes}
-        check_options(changes, "remake (besides u0, p, guesses, tspan, jac, jac_sparsity)")
+        parts = {k: changes.pop(k) for k in ("functions", "tspan", "jac", "jac_sparsity") if k in changes}
+        check_options(changes, "remake (besides u0, p, guesses, functions, tspan, jac, jac_sparsity)")
+        calls = self.calls if not isinstance(own.get("p"), Parameters) else own["p"].functions
+        calls = _functions(calls, parts.get("functions", {}))
         new = _changes(model, self.given, own.get("u0"), own.get("p"), own.get("guesses"))
         given, vectors = _exchanged(model, self.given, self.vectors, new, False)
         if given is not self.given:
@@ -198,7 +217,8 @@ class SymbolicProblem(ODEProblem):
         problem = object.__new__(type(self))
         tspan = check_tspan(parts.get("tspan", self.tspan))
         jac = bool(parts.get("jac", self.jac is not None))
-        problem._fill(model, given, vectors, tspan, jac, parts.get("jac_sparsity"), {**self.options, **changes})
+        sparsity = parts.get("jac_sparsity", self.own_sparsity)
+        problem._fill(model, given, vectors, calls, tspan, jac, sparsity, {**self.options, **changes})
         return problem
 
     @property
@@ -296,6 +316,17 @@ def _changes(model: SimplifiedSystem, given: Given, u0, p, guesses) -> dict:
     return new
 
 
+def _functions(known: dict, new: Mapping) -> dict:
+    """The functions of a model, by name, with some exchanged."""
+    calls = {getattr(key, "__name__", key): function for key, function in new.items()}
+    for name, function in calls.items():
+        if name not in known:
+            raise KeyError(f"the system has no function {name}; there is {', '.join(known) or 'none'}")
+        if not callable(function):
+            raise TypeError(f"the function {name} must be a callable on numbers, got {function!r}")
+    return {**known, **calls} if calls else known
+
+
 def _names(model: SimplifiedSystem, given: Given) -> tuple[str, ...]:
     return tuple(model.terms.nodes[leaf][1] for leaf in given.tunable)
 
@@ -304,7 +335,8 @@ def _exchanged(model, given: Given, vectors: Vectors, changes: dict, soft: bool)
     """What is given, and the vectors, after changes; the same `Given` where only numbers change."""
     changes = dict(changes)
     if "vector" in changes:
-        vectors = vectors._replace(tunable=_as_vector(changes.pop("vector")))
+        vector = _as_vector(changes.pop("vector"))
+        vectors = vectors._replace(tunable=vector, precision=_precision(vectors.precision, vector))
     if not changes:
         return given, vectors
     terms = model.terms
@@ -313,8 +345,8 @@ def _exchanged(model, given: Given, vectors: Vectors, changes: dict, soft: bool)
     numbers: dict = {}
     nodes: dict = {}
     for key, value in changes.items():
-        node = _as_node(model, value)
-        (numbers if node is None and value is not None else nodes)[key] = value if node is None else node
+        found, is_node = (None, True) if value is None else _as_node(model, key[1], value)
+        (nodes if is_node else numbers)[key] = found
     firm = given.default.isdisjoint(leaf for kind, leaf in changes if kind == "value")
     if not nodes and firm and all(key in places for key in numbers):
         return given, _updated(vectors, {places[key]: value for key, value in numbers.items()})
@@ -345,42 +377,52 @@ def _assembled(vectors: Vectors, kept: dict, numbers: dict, order: dict) -> Vect
         old = [kept.get((kind, leaf), (None, 0)) for leaf in leaves]
         index = np.array([i for _, i in old], int)
         source = getattr(vectors, pool)
-        base = source[index] if source.shape[0] else np.zeros(len(leaves), source.dtype)
+        base = source[index] if source.shape[0] else np.zeros(len(leaves))
         new = {(pool, i): numbers[kind, leaf] for i, leaf in enumerate(leaves) if (kind, leaf) in numbers}
         parts.append((base, new))
-    made = Vectors(*(base for base, _ in parts))
+    made = Vectors(*(base for base, _ in parts), precision=vectors.precision)
     return _updated(made, {place: value for _, new in parts for place, value in new.items()})
 
 
 def _updated(vectors: Vectors, new: dict) -> Vectors:
-    """The vectors with numbers written at places (pool, i); NumPy where all is known."""
+    """The vectors with numbers written at places (pool, i)."""
     made = {}
     for pool in POOLS:
         vector = getattr(vectors, pool)
         own = {i: value for (name, i), value in new.items() if name == pool}
         made[pool] = _written(vector, own) if own else vector
-    dtypes = [x.dtype for x in made.values() if x.shape[0]]
-    dtype = jnp.result_type(*(dtypes or [float]))
-    return Vectors(**{pool: x if x.dtype == dtype else x.astype(dtype) for pool, x in made.items()})
+    return Vectors(**made, precision=_precision(vectors.precision, *new.values()))
 
 
 def _written(vector, values: dict):
+    """The vector with other numbers at some places; NumPy where all is known."""
     index, new = np.array(list(values), int), list(values.values())
+    kept = [vector.dtype] if len(index) < len(vector) else []
+    vector = vector if kept else np.zeros(len(vector))
+    dtype = jnp.result_type(complex if any(map(jnp.iscomplexobj, new)) else float, *kept)
     if isinstance(vector, np.ndarray) and not any(isinstance(x, jax.Array) for x in new):
-        dtype = np.result_type(*new, float) if any(np.iscomplexobj(x) for x in new) else jnp.result_type(float)
-        out = np.array(vector, np.result_type(vector.dtype, dtype) if len(index) < len(vector) else dtype)
+        out = np.array(vector, dtype)
         out[index] = new
         return out
-    strong = [
-        x.dtype
-        for x in new
-        if isinstance(x, (jax.Array, np.ndarray, np.generic)) and not getattr(x, "weak_type", False)
-    ]
-    strong = [d for d in strong if jnp.issubdtype(d, jnp.inexact)]
-    if len(index) < len(vector) or not strong:
-        strong.append(vector.dtype)
-    dtype = jnp.result_type(*strong)
     return jnp.asarray(vector, dtype).at[index].set(jnp.stack([jnp.asarray(x, dtype) for x in new]))
+
+
+def _precision(known, *values):
+    """The real dtype of those numbers that have a precision of their own, which Python's have not; None: none has."""
+    dtypes = [x.dtype for x in values if hasattr(x, "dtype") and not getattr(x, "weak_type", False)]
+    dtypes = [jnp.finfo(d).dtype for d in dtypes if jnp.issubdtype(d, jnp.inexact)]
+    dtypes += [] if known is None else [known]
+    return jnp.result_type(*dtypes) if dtypes else None
+
+
+def settled(vectors: Vectors) -> Vectors:
+    """The vectors in one precision; the initial values are complex where any value is."""
+    real = jnp.result_type(float) if vectors.precision is None else vectors.precision
+    whole = {pool: jnp.iscomplexobj(getattr(vectors, pool)) for pool in POOLS}
+    whole["initial"] = any(whole.values())
+    dtype = lambda pool: jnp.result_type(real, complex) if whole[pool] else real
+    cast = lambda x, dtype: x if x.dtype == dtype else x.astype(dtype)
+    return Vectors(*(cast(getattr(vectors, pool), dtype(pool)) for pool in POOLS))
 
 
 def _as_vector(x):
@@ -388,15 +430,22 @@ def _as_vector(x):
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.result_type(float))
 
 
-def _as_node(model: SimplifiedSystem, value) -> int | None:
-    """The node of a value that is an expression; None of a number."""
+def _as_node(model: SimplifiedSystem, leaf: int, value) -> tuple[Any, bool]:
+    """(node, True) of a value that is an expression, (number, False) of a number."""
     if isinstance(value, sp.Basic):
         node = model.parse(value)
         number = model.terms.value(node)
-        return node if number is None or True else None
-    if value is None or np.ndim(value) == 0:
-        return None
-    raise ValueError(f"a value by name must be a number or an expression, got an array of shape {np.shape(value)}")
+        if number is None:
+            return node, True
+        return (number if isinstance(number, complex) else float(number)), False
+    is_number = isinstance(value, (int, float, complex, np.generic, np.ndarray, jax.Array))
+    is_number = is_number and jnp.result_type(value).kind in "biufcV"  # V: JAX's small floats
+    if is_number and np.ndim(value) == 0:
+        return value, False
+    raise ValueError(
+        f"the value of {model.show(leaf)} must be a number or an expression, got {type(value).__name__}"
+        + (f" of shape {np.shape(value)}" if is_number else f": {value!r}")
+    )
 
 
 def _check_start(problem: SymbolicProblem, made: Start) -> None:
@@ -406,7 +455,7 @@ def _check_start(problem: SymbolicProblem, made: Start) -> None:
     program = initialisation(problem.system, problem.given)
     left = np.abs(np.asarray(made.residuals))
     order = np.argsort(-np.nan_to_num(left, nan=np.inf))[:6]
-    shown = "; ".join(f"0 = {program.texts[i]}, off by {left[i]:.3g}" for i in order if not left[i] <= 1e-12)
+    shown = "; ".join(f"{program.texts[i]}, off by {left[i]:.3g}" for i in order if not left[i] <= 1e-12)
     raise SolveError(
         f"InitialisationFailure at t = {float(problem.tspan[0]):g}: the initial values do not obey the equations: "
         f"{shown}. Give fewer of them in u0, so that the equations can determine the others, or better guesses.",
