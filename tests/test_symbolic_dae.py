@@ -55,7 +55,9 @@ def test_second_order_system_with_an_observed_value():
     at = lambda key: jax.grad(lambda u: with_state(sol, 3, u)[key][3])(sol.u[3])
     np.testing.assert_array_equal(at(w), [1, 1, 1, 0])
     np.testing.assert_array_equal(at(w + z), [1, 1, 2, 0])
-    np.testing.assert_array_equal(jax.grad(lambda u: jnp.sum(eqx.tree_at(lambda q: q.u, sol, u)[w]))(sol.u)[0], [1, 1, 1, 0])
+    np.testing.assert_array_equal(
+        jax.grad(lambda u: jnp.sum(eqx.tree_at(lambda q: q.u, sol, u)[w]))(sol.u)[0], [1, 1, 1, 0]
+    )
 
 
 CONSTRAINED = [*LORENZ, (0, x**2 + y**2 - w2**2)]
@@ -123,7 +125,9 @@ VARYING = ("parameter by an expression", "condition on w in place of z", "condit
 
 def test_fifteen_initialisations_of_one_problem_have_one_gradient():
     assert len(INITIALISATIONS) >= 15
-    reference = ode.ODEProblem(System(LORENZ, t), START, (0.0, 0.2), VALUES, saveat=[0.0, 0.2], reltol=1e-12, abstol=1e-12)
+    reference = ode.ODEProblem(
+        System(LORENZ, t), START, (0.0, 0.2), VALUES, saveat=[0.0, 0.2], reltol=1e-12, abstol=1e-12
+    )
 
     def expected(v):
         sol = ode.solve(reference, ode.Vern9(), p={s: v[0], r: v[1], b: v[2]})
@@ -182,7 +186,9 @@ def test_a_parameter_that_is_solved_for():
 def test_a_parameter_solved_for_in_a_nonlinear_equation():
     # c^3 + c = x at t0, x' = -c x: x(1) = x0 exp(-c), dc/dx0 = 1 / (3 c^2 + 1); at x0 = 2, c = 1
     c = parameters("c", guess=0.5)
-    prob = ode.ODEProblem(System([(D(x), -c * x)], t, initial=[(c**3 + c, x)]), {x: 2.0}, (0.0, 1.0), saveat=[1.0], **TIGHT)
+    prob = ode.ODEProblem(
+        System([(D(x), -c * x)], t, initial=[(c**3 + c, x)]), {x: 2.0}, (0.0, 1.0), saveat=[1.0], **TIGHT
+    )
     assert "c" not in prob.tunables
     end = lambda a: ode.solve(prob, u0={x: a})[x][0]
     close(end(2.0), 2 * np.exp(-1), 1e-8)
@@ -239,7 +245,9 @@ def test_cubic_constraints():
     a, b, c, x0 = parameters("a b c x0")
     system = System([(D(x), a * x + y + z), (0, y**3 + y - b * x), (0, z**3 + z - c * y)], t, defaults={x: x0})
     at = {a: -0.5, b: 2.0, c: 1.5, x0: 1.0}
-    prob = ode.ODEProblem(system, {}, (0.0, 0.1), at, guesses={y: 0.5, z: 0.5}, saveat=[0.1], reltol=1e-12, abstol=1e-12)
+    prob = ode.ODEProblem(
+        system, {}, (0.0, 0.1), at, guesses={y: 0.5, z: 0.5}, saveat=[0.1], reltol=1e-12, abstol=1e-12
+    )
     start = lambda v: ode.remake(prob, p=v).u0
     close(start(jnp.array([-0.5, 2.0, 1.5, 1.0])), [1, 1, 0.8612240997395736], 1e-12)
     jac = jax.jacrev(start)(prob.tunables.array)
@@ -314,7 +322,9 @@ def test_pendulum_against_the_angle_form(stabilization):
     energy = sol[ENERGY]
     assert np.max(np.abs(energy - energy[0])) < 1e-6
     assert np.max(np.abs(sol[x**2 + y**2 - length**2])) < 1e-7
-    close(sol[T], sol[(gravity * y - D(x) ** 2 - D(y) ** 2) / length**2], 1e-6)  # from the constraint's second derivative
+    close(
+        sol[T], sol[(gravity * y - D(x) ** 2 - D(y) ** 2) / length**2], 1e-6
+    )  # from the constraint's second derivative
     loss = lambda of: lambda v: jnp.sum(WEIGHTS * of(v))
     by_name = lambda v: ode.solve(prob, p={length: v[0], theta: v[1]})[[x, y]]
     close(jax.grad(loss(by_name))(v), jax.grad(loss(by_angle))(v), 1e-6)
@@ -424,7 +434,7 @@ def test_two_values_for_aliases():
 
 
 def test_initial_values_that_are_missing_contradict_or_are_guessed():
-    with pytest.raises(InitialValueError, match="no initial value for w2: .*guess"):
+    with pytest.raises(InitialValueError, match=r"no initial value for w2: .*guess"):
         build()
     with pytest.raises(InitialValueError, match="no initial value for z"):
         build(without(z), guesses={w2: -1.0})

@@ -34,7 +34,9 @@ class Summary(NamedTuple):
     count: Any
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["varied", "call", "u_tree", "labels"])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["varied", "call", "u_tree", "labels"]
+)
 @dataclass(frozen=True)
 class Operands:
     """The operands of all trajectories' calls, those that are `varied` with a leading axis; and the call of one.
@@ -128,9 +130,7 @@ class EnsembleSolution:
             return u
         operands, labels = own.of(i)
         ended = self.retcodes[i], self._counts[i]
-        return ODESolution(
-            operands[own.call.i_ts], u, *ended, operands, None, own.call, own.u_tree, labels=labels
-        )
+        return ODESolution(operands[own.call.i_ts], u, *ended, operands, None, own.call, own.u_tree, labels=labels)
 
     def __iter__(self):
         return (self[i] for i in range(len(self)))
