@@ -4,8 +4,8 @@
 
 A Brusselator reaction-diffusion chain (three parameters) and a random sparse reaction network (two reactions, and so
 two rate constants, for each species) of 10 to 5 000 equations, each in a fresh process. The gradient of the sum of the
-squares of the final states in all parameters, Tsit5 at 1e-6. Write: SymPy's right-hand sides. System: from those to a problem
-(`System`, `simplify`, `ODEProblem`; of the peers the function that lambdify or sympy2jax makes). Trace:
+squares of the final states in all parameters, Tsit5 at 1e-6. Write: SymPy's right-hand sides. System: from those to a
+problem (`System`, `simplify`, `ODEProblem`; of the peers the function that lambdify or sympy2jax makes). Trace:
 `jit(grad(loss)).lower(p)`. Compile, run: of that. Total: from System to the gradient. Gradients are compared with those
 of odesens. A peer that is not done within the limit is left out, with a note.
 """

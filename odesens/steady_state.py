@@ -171,7 +171,7 @@ class SteadyStateSolution(eqx.Module):
     success : bool, or a boolean array under a transform
     alg : the algorithm
 
-    Of a symbolic problem `sol[x]` is what x, a name, a symbol or an expression, is at rest, and `sol.ps[k]` a parameter.
+    Of a symbolic problem `sol[x]` is what x, a name or an expression, is at rest, and `sol.ps[k]` a parameter.
     """
 
     u: PyTree

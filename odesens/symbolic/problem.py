@@ -17,7 +17,6 @@ from jax.core import Tracer
 from ..fingerprint import Frozen
 from ..methods.linear import SMALL
 from ..problem import ODEProblem, Resolved, check_options, check_tspan
-from ..solution import ODESolution
 from ..status import ReturnCode, SolveError
 from .events import callbacks
 from .generate import Generated, generate, sparsity
@@ -102,6 +101,8 @@ class SymbolicProblem(ODEProblem):
     system: SimplifiedSystem
     given: Given
     vectors: Vectors
+    calls: dict
+    own_sparsity: Any
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class SymbolicProblem(ODEProblem):
         check_options(options, "ODEProblem")
         known = {k: v for given in (u0, p) if isinstance(given, Mapping) for k, v in given.items()}
         model = simplify(system, stabilization=stabilization, at=known)
-        empty = Vectors(*(np.zeros(0) for _ in POOLS))
+        empty = Vectors(**{pool: np.zeros(0) for pool in POOLS})
         given, vectors = _exchanged(model, Given((), (), (), ()), empty, _defaults(model), True)
         given, vectors = _exchanged(model, given, vectors, _changes(model, given, u0, p, guesses), False)
         initialisation(model, given)  # what is missing is found here
@@ -380,7 +381,7 @@ def _assembled(vectors: Vectors, kept: dict, numbers: dict, order: dict) -> Vect
         base = source[index] if source.shape[0] else np.zeros(len(leaves))
         new = {(pool, i): numbers[kind, leaf] for i, leaf in enumerate(leaves) if (kind, leaf) in numbers}
         parts.append((base, new))
-    made = Vectors(*(base for base, _ in parts), precision=vectors.precision)
+    made = Vectors(**{pool: base for pool, (base, _) in zip(POOLS, parts, strict=True)}, precision=vectors.precision)
     return _updated(made, {place: value for _, new in parts for place, value in new.items()})
 
 
@@ -422,7 +423,7 @@ def settled(vectors: Vectors) -> Vectors:
     whole["initial"] = any(whole.values())
     dtype = lambda pool: jnp.result_type(real, complex) if whole[pool] else real
     cast = lambda x, dtype: x if x.dtype == dtype else x.astype(dtype)
-    return Vectors(*(cast(getattr(vectors, pool), dtype(pool)) for pool in POOLS))
+    return Vectors(**{pool: cast(getattr(vectors, pool), dtype(pool)) for pool in POOLS})
 
 
 def _as_vector(x):

@@ -389,12 +389,13 @@ def _torn(terms: Terms, rows: list[list[int]], slopes: list[dict[int, int]], sol
 
 
 def _dependent(terms: Terms, equations: Sequence[int], unknowns: Sequence[int], left: int) -> str:
-    few = lambda nodes: (
-        ", ".join(str(to_sympy(terms, n, {}, t)) for n in nodes[:8]) + (", .." if len(nodes) > 8 else "")
-    )
+    """The message about a block of which one equation follows from the others, but for a rest without its unknowns."""
+    show = lambda nodes: [str(to_sympy(terms, n, {}, t)) for n in nodes[:8]]
+    more = ", .." if len(equations) > 8 else ""
     return (
-        f"the equations 0 = {few(list(equations))} do not determine {few(unknowns)}: together they say 0 = {few([left])}, "
-        "so that one follows from the others, contradicts them, or is a relation between states in disguise"
+        f"the equations 0 = {', '.join(show(equations))}{more} do not determine {', '.join(show(unknowns))}{more}: "
+        f"together they say 0 = {show([left])[0]}, so that one follows from the others, contradicts them, or is a "
+        "relation between states in disguise"
     )
 
 
