@@ -126,12 +126,13 @@ class Initialisation:
 def _root(residual: Generated, given: dict, guess):
     """w with residual(w) = 0 by Newton's method from the guess, and whether it was found."""
     split, join = parts_of(guess.dtype)
-    of = lambda x: split(residual({**given, "w": join(x)}))
+    of = lambda x, given=given: split(residual({**given, "w": join(x)}))
+    still = jax.tree.map(lambda x: jax.lax.stop_gradient(x) if eqx.is_inexact_array(x) else x, given)
     x0 = jax.lax.stop_gradient(split(guess))
     weight = lambda x: 1e-6 * (jnp.abs(x) + 1e-3)
     norm = lambda x, change: jnp.sqrt(jnp.mean(jnp.square(change / weight(x))))
     enough = 8 * float(jnp.finfo(x0.dtype).eps) / 1e-6
-    again = lambda x: search(of, x, norm, enough, ITERATIONS)
+    again = lambda x: search(lambda x: of(x, still), x, norm, enough, ITERATIONS)  # no derivative goes through it
     good = lambda found: found.regular & (found.change <= 1e-2)
     aside = x0 + 0.1 * (1 + jnp.abs(x0)) * jnp.linspace(1, 0.5, x0.size, dtype=x0.dtype)  # where the guess is singular
     found = again(again(x0).y)  # the second says whether the root, rather than a point on the way, is regular
