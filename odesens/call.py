@@ -42,6 +42,7 @@ class Spec:
     initialise: str | None = None  # whether the algebraic equations at t0 are solved, "solve", or checked, "check"
     events: EventSystem | None = None
     width: int | None = None  # lanes in the loop at once, the others in a queue; all of them where None
+    entries: tuple[str, ...] = ()  # names of the state's entries, where a model gives them
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,8 @@ def _stiffness(f, t, u) -> float:
 def component(spec: Spec, i: int) -> str:
     """The user's name of entry i of the flat state."""
     state = spec.field.state
+    if spec.entries:
+        return spec.entries[i]
     for name, shape, size in zip(spec.names, state.shapes, state.sizes, strict=True):
         if i < size:
             index = np.unravel_index(i, shape) if shape else ()

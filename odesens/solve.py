@@ -162,7 +162,14 @@ def _has_forward_mode(sol: ODESolution) -> bool:
 def _solve(prob: ODEProblem, alg, u0, p, tspan, options: dict) -> ODESolution:
     """`solve` with the method that is named, or one by what can be told without solving."""
     call, head, t1, u_tree, every_step, labels, ok = prepare(prob, alg, u0, p, tspan, options)
-    return labelled(_solved(call, head, t1, u_tree, every_step), labels, ok)
+    try:
+        return labelled(_solved(call, head, t1, u_tree, every_step), labels, ok)
+    except SolveError as error:
+        unset = () if labels is None else labels.unset
+        if not unset:
+            raise
+        more = f"\n  parameters that are NaN, as if never set: {', '.join(unset)}"
+        raise SolveError(f"{error}{more}", error.retcode, error.t, stiff=error.stiff) from None
 
 
 def labelled(sol: ODESolution, labels, ok) -> ODESolution:
@@ -228,7 +235,8 @@ def prepare(prob: ODEProblem, alg, u0, p, tspan, options: dict, width: int | Non
     names = tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(u))
     initialise = check_initialisation(merged["initializealg"]) if mass is not None and mass.singular else None
     width = width if events is None else None  # the queue has no events
-    spec = Spec(field, settings, sensealg, bool(merged["throw"]), alg, names, initialise, events, width)
+    own = () if labels is None else labels.names
+    spec = Spec(field, settings, sensealg, bool(merged["throw"]), alg, names, initialise, events, width, own)
 
     bounds = numbers(merged, u, field.state, dtype)
     empty = np.zeros(0, dtype)

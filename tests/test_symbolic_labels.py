@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from sympy import Eq
 
 import odesens as ode
-from odesens.symbolic import D, System, Tunables, parameters, simplify, t, unknowns
+from odesens.symbolic import D, System, Tunables, equations, parameters, simplify, t, unknowns
 
 
 def test_derivatives_with_respect_to_tunables_have_their_labels():
@@ -37,3 +38,25 @@ def test_a_simplified_system_shows_its_own_equations():
     assert "and 80 more" in simplify(System([(D(many), -many)], t))._repr_latex_()
     nothing = ode.ODEProblem(System([Eq(x, 0)], t), {}, (0.0, 1.0)).system
     assert "x &= 0" in nothing._repr_latex_()
+
+
+def test_a_failed_solve_speaks_of_the_users_names():
+    a, b, k = *unknowns("alpha beta"), parameters("kappa")
+    system = System(equations([D(a), D(b)], [k * a, b**2]), t)
+    prob = ode.ODEProblem(system, {a: 1.0, b: 1.0}, (0.0, 2.0), {k: 1.0})
+    with pytest.raises(ode.SolveError, match="beta"):  # 1 / (1 - t)
+        ode.solve(prob, ode.Tsit5())
+    with pytest.raises(ode.SolveError, match=r"alpha[\s\S]*NaN, as if never set: kappa"):
+        ode.solve(ode.remake(prob, p={k: jnp.nan}), ode.Tsit5())
+
+
+@pytest.mark.parametrize("n", [30, 300])
+def test_arrays_of_values_are_written_in_a_fixed_number_of_operations(n):
+    x, k = unknowns("x", shape=n), parameters("k", shape=n)
+    prob = ode.ODEProblem(System(equations(D(x), -k * x), t), {x: np.ones(n)}, (0.0, 1.0), {k: np.ones(n)})
+    by_name = lambda q: jnp.sum(ode.solve(prob, p={k: q}, u0={x: 2 * q}, saveat=[1.0], reltol=1e-9)[x])
+    by_vector = lambda q: jnp.sum(ode.solve(prob, u0=q, saveat=[1.0])[x])
+    q = jnp.linspace(1.0, 2.0, n)
+    assert [len(jax.make_jaxpr(jax.grad(f))(q).eqns) for f in (by_name, by_vector)] == [11, 8]
+    if n == 30:
+        np.testing.assert_allclose(jax.grad(by_name)(q), 2 * (1 - q) * np.exp(-q), atol=1e-8)

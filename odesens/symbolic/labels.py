@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import sympy as sp
+from jax.core import Tracer
 
 from ..trace import is_array
 from .generate import Generated, generate
@@ -112,6 +113,19 @@ class Labels:
         self.model, self._static = static
         self._arrays = tuple(children)
         return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the entries of the state."""
+        return self.model.names
+
+    @property
+    def unset(self) -> list[str]:
+        """The names of the parameters that are known to be NaN."""
+        pools = {"tunable": self.p.tunable, "fixed": self.p.fixed}
+        known = {pool: np.isnan(np.asarray(x)) for pool, x in pools.items() if not isinstance(x, Tracer)}
+        places = ((q.name, *self.model.places[self.model.leaf(q)]) for q in self.model.parameters)
+        return [name for name, pool, i in places if pool in known and known[pool].ndim == 1 and known[pool][i or 0]]
 
     @staticmethod
     def handles(key) -> bool:

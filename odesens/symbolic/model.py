@@ -1,14 +1,17 @@
 """`SimplifiedSystem`: the states of a model, their rates, and everything else as expressions of them.
 
-Owns: what a name means, observed values by substitution. Must not know: how a system was simplified, JAX, numbers.
+Owns: what a name means, observed values by substitution. Must not know: how a system was simplified, generated
+code.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import sympy as sp
+from jax.core import Tracer
 
 from .exchange import from_sympy, to_sympy
 from .flat import SHOWN, Flat, aligned
@@ -153,7 +156,7 @@ class SimplifiedSystem:
 
     # ------------------------------------------------------------ what a user sees
 
-    @property
+    @functools.cached_property
     def names(self) -> tuple[str, ...]:
         nodes = (self.terms.nodes[leaf] for leaf in self.states)
         return tuple(name + ("_" + "t" * order if order else "") for _, name, order in nodes)
@@ -251,8 +254,23 @@ def entries(flat: Flat, terms: Terms, given: Mapping) -> Iterator[tuple[int, Any
         shape = np.shape(value)
         if shape != key.shape and shape != ():
             raise ValueError(f"the value of an array of {key.shape} symbols must have that shape, got {shape}")
-        for index in np.ndindex(*key.shape):
-            yield find(flat, terms, key[index]), value[index] if shape else value
+        values = apart(value) if shape else [value] * key.size
+        for symbol, x in zip(key.reshape(-1), values, strict=True):
+            yield find(flat, terms, symbol), x
+
+
+class Entry(NamedTuple):
+    """Entry i of a traced array, flattened: named rather than taken, so that one operation may take many."""
+
+    array: Any
+    i: int
+
+
+def apart(array) -> list:
+    """The entries of an array, in order."""
+    if isinstance(array, Tracer):
+        return [Entry(array, i) for i in range(array.size)]
+    return list(np.reshape(np.asarray(array), -1))
 
 
 def by_name(flat: Flat, terms: Terms, nodes: Sequence[int]) -> list[str]:
