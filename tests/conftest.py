@@ -6,12 +6,8 @@ And memory: compiled programs of modules that are done are forgotten where they 
 import gc
 import os
 
-# Most of the tests' time is compilation: the compiler's first level is enough for right values, and its older emitters
-# of fusions need a third less. The main job, the notebooks and tests in their own processes run with XLA's defaults.
-FLAGS = (
-    " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
-)
+# most of the tests' time is compilation: the compiler's first level is enough for right values
+FLAGS = " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + FLAGS
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
