@@ -23,7 +23,7 @@ PEERS = ("odesens", "lambdify + diffrax", "sympy2jax + diffrax")
 MODELS = ("chain", "network")
 SIZES = (10, 100, 1000, 5000)
 PARTS = ("write", "system", "trace", "compile", "run", "total")
-LIMIT = 100.0  # seconds for a peer's process
+LIMIT = 90.0  # seconds for a peer's process
 
 
 def chain(n: int, symbols, parameters):
