@@ -326,7 +326,7 @@ for n, prob in cables.items():
         f"{n:3d} sections: {unknown:4d} unknowns, {len(prob.system.unknowns):3d} states, "
         f"{prob.f.generated.n_templates} different expressions, {field} operations in f, {gradient} in the gradient"
     )
-assert sizes[1] == sizes[2] and sizes[1][0] - sizes[0][0] < 10 and sizes[1][1] == sizes[0][1]
+assert sizes[1] == sizes[2] and sizes[0][1] == sizes[1][1]  # 200 sections need no more than 20
 
 # %% [markdown]
 # The slowest motion of such a cable takes more than $10^5$ times as long as the fastest: a stiff problem. It is linear,
