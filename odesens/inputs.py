@@ -145,7 +145,10 @@ def make_mass(given, state) -> Mass | None:
     if given is None:
         return None
     if isinstance(given, Tracer):
-        raise TypeError("mass_matrix must be constant, got a traced value: put what varies into f")
+        raise TypeError(
+            "mass_matrix must be constant, got a traced value: put what varies into f, and make constants under a "
+            "transformation by NumPy (np.diag, not jnp.diag)"
+        )
     m = np.asarray(given)
     n = state.size
     if m.dtype.kind not in "biuf" or m.shape not in ((n,), (n, n)):

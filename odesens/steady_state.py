@@ -235,7 +235,7 @@ def _steady(alg, mass: Mass | None, field: Field, u: list, p: list, aux: list) -
         code = jnp.where(jnp.all(jnp.isfinite(f)), code, ReturnCode.NonFinite)
 
     def linearised(times, b):
-        solution = solve_exactly(times, of_map(DENSE, times, b.size, b.dtype), b)
+        solution = solve_exactly(times, of_map(DENSE, times, b), b)
         return solution * jnp.where(regular, 1, jnp.nan).astype(b.dtype)
 
     root = jax.lax.custom_root(at_rest(p), x, lambda _, x: x, linearised)

@@ -189,7 +189,7 @@ def empty(linear: Linear, jacobian: Callable, t, u) -> Work:
     one, zero, no = jnp.ones((), jnp.finfo(u.dtype).dtype), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
 
     def shapes(t, u):
-        columns = columns_of(linear, jacobian(t, u), u.size, u.dtype)
+        columns = columns_of(linear, jacobian(t, u), u)
         return columns, factorise(linear, columns)
 
     kept = ((), ()) if linear.kind == "krylov" else jax.eval_shape(shapes, t, u)
@@ -204,7 +204,7 @@ def wants(work: Work, c):
 
 
 def renew_jacobian(linear: Linear, jacobian: Callable, t1, guess, work: Work) -> Work:
-    columns = columns_of(linear, jacobian(t1, guess), guess.size, guess.dtype)
+    columns = columns_of(linear, jacobian(t1, guess), guess)
     yes = jnp.ones_like(work.own)
     return work._replace(columns=columns, own=yes, stale=~yes, njacs=work.njacs + 1)
 
@@ -253,7 +253,7 @@ def iterate(linear: Linear, mass: Mass | None, system, t1, u, eq: Equation, work
         jacobian = system.jacobian(t1, eq.guess)
         weigh = (lambda x: x) if mass is None else mass.times
         loose = replace(linear, rtol=max(linear.rtol, INEXACT))
-        solver = of_map(loose, lambda x: weigh(x) - eq.c * jacobian.times(x), u.size, u.dtype)
+        solver = of_map(loose, lambda x: weigh(x) - eq.c * jacobian.times(x), u)
         gain = jnp.ones((), u.dtype)
     else:
         solver = by_factors(linear, work.factors)
@@ -286,7 +286,7 @@ def linearise(linear: Linear, mass: Mass | None, system, t1, eq: Equation, v):
     """The solution v as a function with derivatives of every order, by the implicit function theorem."""
 
     def linearised(times, b):
-        return solve_exactly(times, of_map(linear, times, b.size, b.dtype), b)
+        return solve_exactly(times, of_map(linear, times, b), b)
 
     return jax.lax.custom_root(_residual(mass, system.f, t1, eq), v, lambda _, v: v, linearised)
 

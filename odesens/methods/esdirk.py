@@ -44,7 +44,7 @@ def stages(method, system, t, t_lo, u, dt, t_stop, *, exact: bool):
     weigh = (lambda x: x) if mass is None else mass.times
     implicit, other = system.f if system.parts is None else system.parts[0], system.parts and system.parts[1]
     jacobian = system.jacobian(times[0], u)
-    solver = factor(method.linear, mass, gamma, dt, jacobian, u.size, u.dtype)
+    solver = factor(method.linear, mass, gamma, dt, jacobian, u)
     abstol, reltol = system.tol
     scale = jnp.maximum(abstol + reltol * jnp.abs(u), jnp.finfo(u.dtype).tiny)
 
@@ -55,7 +55,7 @@ def stages(method, system, t, t_lo, u, dt, t_stop, *, exact: bool):
             return iterate(residual, guess)
 
         def linearised(times, b):
-            own = of_map(method.linear, times, u.size, u.dtype)
+            own = of_map(method.linear, times, u)
             return solve_exactly(times, own, b)
 
         k = jax.lax.custom_root(residual, jax.lax.stop_gradient(guess), lambda g, k: iterate(g, k).k, linearised)

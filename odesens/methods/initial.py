@@ -53,12 +53,13 @@ def consistent(mass: Mass, f: Callable, t, u, tol, *, check: bool):
     norm = lambda y, change: jnp.sqrt(jnp.mean(jnp.square((right @ change) / scale)))
     rounding = 8 * float(jnp.finfo(u.dtype).eps) / 1e-6
     start = jnp.zeros(right.shape[1], u.dtype)
+    start = vary(start, varying_axes(residual(start)))
     found = jax.lax.stop_gradient(search(residual, start, norm, rounding, 1 if check else ITERATIONS))
     if check:
         return u, found.regular & (found.change <= 1)
 
     def linearised(times, b):
-        return solve_exactly(times, of_map(DENSE, times, b.size, b.dtype), b)
+        return solve_exactly(times, of_map(DENSE, times, b), b)
 
     y = jax.lax.custom_root(residual, start, lambda g, y: search(g, y, norm, rounding, ITERATIONS).y, linearised)
     return moved(y), found.regular & (found.change <= 1e-2)
@@ -70,7 +71,7 @@ def search(residual: Callable, y, norm: Callable, enough: float, most: int) -> S
 
     def body(s: Search) -> Search:
         along = lambda e: jax.jvp(residual, (s.y,), (e,))[1]
-        solver = of_map(DENSE, along, y.size, y.dtype)
+        solver = of_map(DENSE, along, y)
         change = solver.solve(residual(s.y))
 
         def shorter(state):

@@ -168,32 +168,32 @@ class Solver(NamedTuple):
     ok: Any
 
 
-def factor(linear: Linear, mass: Mass | None, gamma, dt, jacobian: Jacobian, n: int, dtype) -> Solver:
+def factor(linear: Linear, mass: Mass | None, gamma, dt, jacobian: Jacobian, like) -> Solver:
     """W = M / gamma - dt J, factored; where J = -K^T, W = (M^T / gamma + dt K)^T, factored as that."""
     if jacobian.tail is not None:
-        return _with_tail(linear, mass, gamma, dt, jacobian, n, dtype)
-    h = (-dt if jacobian.adjoint else dt).astype(dtype)
+        return _with_tail(linear, mass, gamma, dt, jacobian, like)
+    h = (-dt if jacobian.adjoint else dt).astype(like.dtype)
     if jacobian.adjoint and mass is not None:
         mass = mass.transposed
     if jacobian.matrix is not None:
-        m = np.eye(n) if mass is None else mass.matrix
-        solver = of_matrix(jnp.asarray(m / gamma, dtype) - h * jacobian.matrix)
+        m = np.eye(like.size) if mass is None else mass.matrix
+        solver = of_matrix(jnp.asarray(m / gamma, like.dtype) - h * jacobian.matrix)
     else:
         w = lambda x: (x if mass is None else mass.times(x)) / gamma - h * jacobian.times(x)
-        solver = of_map(linear, w, n, dtype)
+        solver = of_map(linear, w, like)
     return Solver(solver.transposed, solver.solve, solver.ok) if jacobian.adjoint else solver
 
 
-def _with_tail(linear: Linear, mass, gamma, dt, jacobian: Jacobian, n: int, dtype) -> Solver:
+def _with_tail(linear: Linear, mass, gamma, dt, jacobian: Jacobian, like) -> Solver:
     """Leading unknowns as always; of the others x = gamma (b + dt (J x)), which only the leading ones enter."""
     tail, lead = jacobian.tail, linear.lead
     assert tail is not None and lead is not None
     mass = None if mass is None else mass.leading()
-    inner = factor(linear, mass, gamma, dt, jacobian._replace(tail=None), lead, dtype)
+    inner = factor(linear, mass, gamma, dt, jacobian._replace(tail=None), like[:lead])
 
     def solve(b):
         x = inner.solve(b[:lead])
-        return jnp.concatenate([x, gamma * (b[lead:] + dt.astype(dtype) * tail(x))])
+        return jnp.concatenate([x, gamma * (b[lead:] + dt.astype(like.dtype) * tail(x))])
 
     return Solver(solve, solve, inner.ok)
 
@@ -210,16 +210,16 @@ def parts_of(dtype) -> tuple[Callable, Callable]:
     return lambda z: jnp.concatenate([jnp.real(z), jnp.imag(z)], axis=-1), join
 
 
-def of_map(linear: Linear, times: Callable, n: int, dtype) -> Solver:
-    """A linear map (n,) -> (n,) with the pattern of `linear`, factored from its columns; it has no derivative."""
+def of_map(linear: Linear, times: Callable, like) -> Solver:
+    """A linear map of vectors like `like` (n,) with the pattern of `linear`, factored; it has no derivative."""
     if linear.kind == "krylov":
         return _krylov(linear, times)
-    return by_factors(linear, factorise(linear, jax.lax.stop_gradient(_columns(linear, times, n, dtype))))
+    return by_factors(linear, factorise(linear, jax.lax.stop_gradient(_columns(linear, times, like))))
 
 
-def columns_of(linear: Linear, jacobian: Jacobian, n: int, dtype):
+def columns_of(linear: Linear, jacobian: Jacobian, like):
     """J itself where the user gave it, else its columns (n, colours), which `factorise` takes."""
-    return _columns(linear, jacobian.times, n, dtype) if jacobian.matrix is None else jacobian.matrix
+    return _columns(linear, jacobian.times, like) if jacobian.matrix is None else jacobian.matrix
 
 
 def mass_columns(linear: Linear, mass: Mass | None, n: int) -> np.ndarray:
@@ -254,20 +254,20 @@ def by_factors(linear: Linear, factors) -> Solver:
     return Solver(lambda b: jnp.sum(inv * b[None, :], axis=1), lambda b: jnp.sum(inv * b[:, None], axis=0), ok)
 
 
-def row_sums(linear: Linear, jacobian: Jacobian, n: int, dtype):
+def row_sums(linear: Linear, jacobian: Jacobian, like):
     """sum_j |J_ij| (n,), whose largest is the norm of J; without columns, of its product with a vector of ones."""
-    n = n if jacobian.tail is None or linear.lead is None else linear.lead
+    like = like if jacobian.tail is None or linear.lead is None else like[: linear.lead]
     if jacobian.matrix is not None:
         return jnp.sum(jnp.abs(jacobian.matrix), axis=1)
     if linear.kind == "krylov":
-        return jnp.abs(jacobian.times(jnp.ones(n, dtype)))
-    return jnp.sum(jnp.abs(_columns(linear, jacobian.times, n, dtype)), axis=1)
+        return jnp.abs(jacobian.times(jnp.ones_like(like)))
+    return jnp.sum(jnp.abs(_columns(linear, jacobian.times, like)), axis=1)
 
 
-def _columns(linear: Linear, times: Callable, n: int, dtype):
-    """The columns of a linear map, those of one colour together."""
-    seeds = np.eye(n) if linear.sparsity is None else linear.sparsity.seeds
-    return jax.vmap(times, in_axes=1, out_axes=1)(jnp.asarray(seeds, dtype))
+def _columns(linear: Linear, times: Callable, like):
+    """The columns of a linear map of vectors like `like`, those of one colour together."""
+    seeds = np.eye(like.size) if linear.sparsity is None else linear.sparsity.seeds
+    return jax.vmap(times, in_axes=1, out_axes=1)(vary(jnp.asarray(seeds, like.dtype), varying_axes(like)))
 
 
 def of_matrix(w) -> Solver:
@@ -332,6 +332,8 @@ def _krylov(linear: Linear, times: Callable) -> Solver:
 
 def solve_exactly(times: Callable, solver: Solver, b):
     """x with `times(x)` = b as a function with derivatives of every order, forward and reverse by the same factors."""
+    if varying_axes(b):  # casts of constants move out of the map: JAX's rules make them vary twice
+        times = jax.linearize(times, b)[1]
     return jax.lax.custom_linear_solve(times, b, lambda _, b: solver.solve(b), lambda _, b: solver.transposed(b))
 
 
@@ -351,6 +353,6 @@ def velocity(linear: Linear, mass: Mass | None, f: Callable, t, u, *, exact: boo
     f_t = jax.jvp(lambda t: f(t, u), (t,), (jnp.ones_like(t),))[1]
     times = lambda x: mass.times(x) + onto(jax.jvp(lambda u: f(t, u), (u,), (x,))[1])
     within = linear if mass.diagonal is not None and linear.lead is None else DENSE
-    solver = of_map(within, times, u.size, u.dtype)
+    solver = of_map(within, times, u)
     b = value - onto(f_t)
     return solve_exactly(times, solver, b) if exact else solver.solve(b)

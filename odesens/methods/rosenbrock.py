@@ -23,7 +23,7 @@ def stages(method, system, t, t_lo, u, dt, t_stop, *, exact: bool):
     weigh = (lambda x: x) if mass is None else mass.times
     f_t = jax.jvp(lambda t: f(t, u), (times[0],), (jnp.ones_like(t),))[1]
     jacobian = system.jacobian(times[0], u)
-    solver = factor(method.linear, mass, gamma, dt, jacobian, u.size, u.dtype)
+    solver = factor(method.linear, mass, gamma, dt, jacobian, u)
 
     along = jax.linearize(lambda u: f(times[0], u), u)[1] if exact else None
 

@@ -282,7 +282,7 @@ def _switching(method: Method, system: System, t, t_lo, u, dt, t_stop, mode, exa
 
     def stiff():
         out = stages(own(tableau.stiff), system, t, t_lo, u, dt, None, t_stop, mode, exact=exact)
-        rows = linear.row_sums(method.linear, system.jacobian(t, u), u.size, u.dtype)
+        rows = linear.row_sums(method.linear, system.jacobian(t, u), u)
         rate = rows[jnp.argmax(rows)] if u.size else jnp.zeros((), jnp.finfo(u.dtype).dtype)
         whole = lambda x: jnp.asarray(x, jnp.int32)
         err = error_estimate(own(tableau.stiff), dt, out, mode)

@@ -188,7 +188,7 @@ def impulses(adj: Adjoint):
         split, join = parts_of(w.dtype)
         times = lambda x: mass.times(x) + mass.project(f_z(x))
         b = split(jnp.conj(w))
-        solver = of_map(DENSE, lambda x: split(times(join(x))), b.size, b.dtype)
+        solver = of_map(DENSE, lambda x: split(times(join(x))), b)
         return jnp.conj(join(solver.transposed(b)))
 
     at = adj.flow.lanes.map(jax.vmap(nu, (None, 0, 0, 0)), (adj.params_axes, 0, 0, 0))
@@ -211,7 +211,7 @@ def add_impulse(adj: Adjoint):
             split, join = parts_of(lam.dtype)
             times = lambda x: m.times(x) + m.project(back(x))
             b = split(m.times(lam))
-            lam = join(of_map(DENSE, lambda x: split(times(join(x))), b.size, b.dtype).solve(b))
+            lam = join(of_map(DENSE, lambda x: split(times(join(x))), b).solve(b))
         return jnp.concatenate([lam, y[size:]])
 
     return impulse

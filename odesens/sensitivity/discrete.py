@@ -185,8 +185,9 @@ class InSequence:
 def pulled_value(method, z, times, bar, theta):
     """The cotangents of z (2^k, N) and of a BDF step's solution (2^k, 1, n) for that of its dense output at theta, or
     of the next z where theta is None."""
-    blocks = z.shape[0]
+    blocks, axes = z.shape[0], varying_axes(z, times, bar)
     dt, k = times[2], jnp.zeros((1, blocks * method.states(z.shape[1])), z.dtype)
+    z, k = vary((z, k), axes)  # else the cotangents of constants would be summed over devices, within this loop
 
     def value(z, k):
         if theta is None:

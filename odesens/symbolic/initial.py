@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..extension import vary, varying_axes
 from ..methods.initial import ITERATIONS, search
 from ..methods.linear import DENSE, of_map, parts_of, solve_exactly
 from . import structure
@@ -129,6 +130,7 @@ def _root(residual: Generated, given: dict, guess):
     of = lambda x, given=given: split(residual({**given, "w": join(x)}))
     still = jax.tree.map(lambda x: jax.lax.stop_gradient(x) if eqx.is_inexact_array(x) else x, given)
     x0 = jax.lax.stop_gradient(split(guess))
+    x0 = vary(x0, varying_axes(of(x0, still)))
     weight = lambda x: 1e-6 * (jnp.abs(x) + 1e-3)
     norm = lambda x, change: jnp.sqrt(jnp.mean(jnp.square(change / weight(x))))
     enough = 8 * float(jnp.finfo(x0.dtype).eps) / 1e-6
@@ -140,7 +142,7 @@ def _root(residual: Generated, given: dict, guess):
     found = jax.lax.stop_gradient(found)
 
     def linearised(times, b):
-        return solve_exactly(times, of_map(DENSE, times, b.size, b.dtype), b)
+        return solve_exactly(times, of_map(DENSE, times, b), b)
 
     x = jax.lax.custom_root(of, found.y, lambda g, x: search(g, x, norm, enough, ITERATIONS).y, linearised)
     return join(x), good(found)
