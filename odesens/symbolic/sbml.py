@@ -14,7 +14,7 @@ from typing import Any
 import sympy as sp
 
 from . import structure
-from .sbml_events import Change, events
+from .sbml_events import Change, events, switch
 from .sbml_math import Ident, RateOf
 from .sbml_read import Document, Quantity, free_name, read
 from .symbols import D, Parameter, Unknown, t
@@ -103,8 +103,16 @@ class _Building:
             symbols=[*self.symbols.values(), *self.amounts.values()],
             defaults=self.defaults,
             events=events(changes, self.explicit),
+            discontinuities=self._switches({x for change in changes for x in change.affect}),
             name=self.document.id if name is None else name,
         )
+
+    def _switches(self, variable: set) -> list:
+        """The times at which a piecewise expression of time changes, as far as they are known beforehand."""
+        pieces = {x for _, expr in self.equations for x in sp.sympify(expr).atoms(sp.Piecewise)}
+        relations = {r for x in pieces for _, condition in x.args for r in condition.atoms(sp.Rel)}
+        times = {switch(r, variable)[0] for r in relations} - {None}
+        return sorted(times, key=sp.default_sort_key)
 
     # ------------------------------------------------------------ which quantity is what
 

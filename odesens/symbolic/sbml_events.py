@@ -16,6 +16,8 @@ from sympy.logic.boolalg import Boolean
 from .event_data import ContinuousEvent, PresetTimeEvent
 from .symbols import Parameter, TimeDerivative, t
 
+_ORDERED: Any = (sp.Gt, sp.Ge, sp.Lt, sp.Le)
+
 
 class Change(NamedTuple):
     """An event: what it is called, its trigger, what that counts as before the start, its assignments.
@@ -102,20 +104,13 @@ class _Events:
             at_start = time.is_number and (time < 0 or (time == 0 and when.subs(t, 0) == sp.true))
             return [] if at_start else [PresetTimeEvent(time, affect)]
         if isinstance(when, sp.Eq):
-            return [ContinuousEvent(when.lhs - when.rhs, affect)]
+            return [ContinuousEvent(when, affect)]
         return [ContinuousEvent(margin(change.trigger), affect, direction=1)]
 
     def _time(self, when) -> Any:
         """The time from which a relation holds, where that is known beforehand."""
-        if not isinstance(when, (sp.Gt, sp.Ge, sp.Lt, sp.Le)):
-            return None
-        ahead = margin(when)
-        slope = sp.diff(ahead, t)
-        rest = ahead - slope * t
-        known = all(isinstance(x, Parameter) and x not in self.variable for x in rest.free_symbols)
-        if not slope.is_Number or not slope > 0 or not known or rest.atoms(TimeDerivative):
-            return None
-        return -sp.expand(rest) / slope
+        time, slope = switch(when, self.variable)
+        return time if slope > 0 else None
 
     # ------------------------------------------------------------ what
 
@@ -143,12 +138,24 @@ def _chosen(value, condition, otherwise) -> Any:
     return sp.Piecewise((value, condition), (otherwise, True), evaluate=False)
 
 
+def switch(relation, variable) -> tuple[Any, Any]:
+    """The time at which a relation begins to hold, with slope > 0, or ceases to; slope 0 where that is not known.
+
+    `variable` are the symbols that may change, beside unknowns.
+    """
+    if not isinstance(relation, _ORDERED) or t not in relation.free_symbols:
+        return None, 0
+    ahead = margin(relation)
+    slope = sp.diff(ahead, t)
+    rest = sp.expand(ahead - slope * t)
+    known = all(isinstance(x, Parameter) and x not in variable for x in rest.free_symbols)
+    return (-rest / slope, slope) if slope.is_Number and slope != 0 and known else (None, 0)
+
+
 def margin(condition) -> Any:
     """A function that is positive where a condition holds and negative where it does not."""
-    if isinstance(condition, (sp.Gt, sp.Ge)):
-        return condition.lhs - condition.rhs
-    if isinstance(condition, (sp.Lt, sp.Le)):
-        return condition.rhs - condition.lhs
+    if isinstance(condition, _ORDERED):
+        return condition.gts - condition.lts
     if isinstance(condition, sp.And):
         return sp.Min(*map(margin, condition.args))
     if isinstance(condition, sp.Or):

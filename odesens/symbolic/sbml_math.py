@@ -5,6 +5,7 @@ trees come in as they are; the library itself is handed over, so that nothing he
 """
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import sympy as sp
@@ -148,7 +149,7 @@ def _related(relation: Callable) -> Callable:
 
     def chain(*args):
         args = [number(x) for x in args]
-        return sp.And(*(relation(a, b) for a, b in zip(args, args[1:], strict=False)))
+        return sp.And(*(relation(a, b) for a, b in pairwise(args)))
 
     return chain
 

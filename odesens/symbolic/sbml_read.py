@@ -136,8 +136,9 @@ def _check_messages(libsbml: ModuleType, document, where: str) -> None:
 
 
 def _check_packages(document, where: str) -> None:
-    plugins = [document.getPlugin(i).getPackageName() for i in range(document.getNumPlugins())]
-    for name in plugins:
+    if document.getLevel() < 3:  # there they are annotations
+        return
+    for name in (document.getPlugin(i).getPackageName() for i in range(document.getNumPlugins())):
         if name != PURE_MATH and document.getPackageRequired(name):
             hint = ": flatten it first, e.g. by libsbml's converter 'flatten comp'" if name == "comp" else ""
             raise NotImplementedError(f"{where} requires the SBML package {name}, which is not supported{hint}")
