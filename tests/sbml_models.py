@@ -119,3 +119,33 @@ def document(*elements: str, id="model", version=1, more="", root="") -> str:
     body = "".join(f"<{LISTS[name]}>{''.join(found)}</{LISTS[name]}>" for name, found in of.items() if found)
     head = f'<sbml xmlns="{CORE3.format(version)}" level="3" version="{version}" {root}>'
     return f'<?xml version="1.0" encoding="UTF-8"?>{head}<model id="{id}" {more}>{body}</model></sbml>'
+
+
+def stat5(rates: dict) -> str:
+    """Two kinds of STAT5, phosphorylated while Epo lasts; their homo- and heterodimers enter and leave the nucleus."""
+    dimers = {"AA": "homo", "AB": "hetero", "BB": "homo"}
+    return document(
+        compartment("cell", 1.4),
+        compartment("nucleus", 0.45),
+        species("A", 140.0, place="cell"),
+        species("B", 70.0, place="cell"),
+        *(species(x, 0.0, place="cell") for x in ("pA", "pB", *dimers)),
+        *(species(f"n{x}", 0.0, place="nucleus") for x in dimers),
+        *(parameter(name, value) for name, value in rates.items()),
+        *(parameter(x, constant=False) for x in ("epo", "phosphoA", "phosphoB", "nuclear")),
+        assignment("epo", "exp(-decay * time)"),
+        assignment("phosphoA", "pA + 2 * AA + AB"),
+        assignment("phosphoB", "pB + 2 * BB + AB"),
+        assignment("nuclear", "nAA + nAB + nBB"),
+        reaction("phosphorylate_A", "A -> pA", "cell * k_A * epo * A"),
+        reaction("phosphorylate_B", "B -> pB", "cell * k_B * epo * B"),
+        reaction("join_AA", "2 pA -> AA", "cell * join_homo * pA^2"),
+        reaction("join_AB", "pA + pB -> AB", "cell * join_hetero * pA * pB"),
+        reaction("join_BB", "2 pB -> BB", "cell * join_homo * pB^2"),
+        *(reaction(f"enter_{x}", f"{x} -> n{x}", f"cell * enter_{kind} * {x}") for x, kind in dimers.items()),
+        *(
+            reaction(f"leave_{x}", f"n{x} -> {parts}", f"nucleus * leave_{dimers[x]} * n{x}")
+            for x, parts in (("AA", "2 A"), ("AB", "A + B"), ("BB", "2 B"))
+        ),
+        id="stat5",
+    )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
+from scipy.optimize import minimize
 from scipy.special import lambertw
 
 import odesens as ode
@@ -28,6 +29,7 @@ from .sbml_models import (
     rate,
     reaction,
     species,
+    stat5,
 )
 
 libsbml = pytest.importorskip("libsbml")
@@ -526,6 +528,84 @@ def test_long_sums_are_read_without_recursion():
     many = "x" + " + x" * 3000
     text = document(parameter("x", 0.5), parameter("y", constant=False), assignment("y", many))
     assert from_sbml(text).equations[0][1] == 3001 * from_sbml(text, name="").x
+
+
+# ---------------------------------------------------------------- a signalling model, data on a log scale
+
+RATES = {
+    "k_A": 0.03,
+    "k_B": 0.015,
+    "decay": 0.012,
+    "join_homo": 0.002,
+    "join_hetero": 0.006,
+    "enter_homo": 0.15,
+    "enter_hetero": 0.06,
+    "leave_homo": 0.02,
+    "leave_hetero": 0.07,
+}
+OBSERVABLES = ["phosphoA", "phosphoB", "nuclear"]
+MINUTES = np.array([2.5, 5, 10, 15, 20, 30, 40, 50, 60, 80, 100, 120, 160, 200, 240])
+LOG_RATES = np.log10(list(RATES.values()))
+
+
+def stat5_by_hand(logs):
+    """The observables (3, times), by SciPy; logs may be complex."""
+    kA, kB, decay, d, dx, i, ix, o, ox = 10 ** np.asarray(logs, complex)
+    ratio = 1.4 / 0.45
+
+    def field(t, u):
+        A, B, pA, pB, AA, AB, BB, nAA, nAB, nBB = u
+        epo = np.exp(-decay * t)
+        a, b, v, w, x = kA * epo * A, kB * epo * B, d * pA**2, dx * pA * pB, d * pB**2
+        out = o * nAA / ratio, ox * nAB / ratio, o * nBB / ratio
+        return np.array(
+            [
+                -a + 2 * out[0] + out[1],
+                -b + 2 * out[2] + out[1],
+                a - 2 * v - w,
+                b - 2 * x - w,
+                v - i * AA,
+                w - ix * AB,
+                x - i * BB,
+                (i * AA - out[0]) * ratio,
+                (ix * AB - out[1]) * ratio,
+                (i * BB - out[2]) * ratio,
+            ]
+        )
+
+    start = np.array([140, 70, *[0] * 8], complex)
+    u = solve_ivp(field, (0, 240), start, "DOP853", MINUTES, rtol=1e-12, atol=1e-12).y
+    return np.stack([u[2] + 2 * u[4] + u[5], u[3] + 2 * u[6] + u[5], u[7] + u[8] + u[9]])
+
+
+def nllh(log_y, measured, log_sigma, xp):
+    """Of measurements whose logarithm to base 10 is normal, in natural units."""
+    left = (log_y - xp.log10(measured)) / 10**log_sigma
+    return xp.sum(left**2 / 2 + log_sigma * np.log(10) + np.log(2 * np.pi) / 2 + xp.log(measured * np.log(10)))
+
+
+def test_signalling_model_with_data_on_a_log_scale():
+    prob = ode.ODEProblem(from_sbml(stat5(RATES)), {}, (0.0, 240.0), saveat=MINUTES, reltol=1e-9, abstol=1e-9)
+    exact = stat5_by_hand(LOG_RATES).real
+    noisy = exact * 10 ** np.random.default_rng(1).normal(0, 0.05, exact.shape)
+
+    @jax.jit
+    @jax.value_and_grad
+    def negative_log_likelihood(logs, measured):
+        sol = ode.solve(prob, ode.Vern7(), p=dict(zip(RATES, 10 ** logs[:9], strict=True)))
+        return nllh(jnp.log10(jnp.stack([sol[name] for name in OBSERVABLES])), measured, logs[9], jnp)
+
+    at = np.append(LOG_RATES + 0.2 * np.cos(np.arange(9)), -1.2)
+    got, slope = negative_log_likelihood(at, noisy)
+    want = lambda v: nllh(np.log10(stat5_by_hand(v[:9])), noisy, v[9], np)
+    close(got, want(at).real, 1e-9)
+    close(slope, [want(at + 1e-30j * np.eye(10)[i]).imag / 1e-30 for i in range(10)], 1e-7)
+
+    # the fit, from there, to data without noise: the rates are found again
+    loss = lambda v: tuple(map(np.asarray, negative_log_likelihood(np.append(v, -1.2), exact)))
+    sliced = lambda v: (loss(v)[0], loss(v)[1][:9])
+    fit = minimize(sliced, at[:9], jac=True, method="BFGS", options={"gtol": 1e-6, "maxiter": 500})
+    assert np.max(np.abs(fit.x - LOG_RATES)) < 1e-4, fit
 
 
 # ---------------------------------------------------------------- documents
