@@ -14,6 +14,10 @@ def time_series(t, u, events=None, *, vars=None, ax: Any = None):
 
     Parameters
     ----------
+    t : array (m,)
+        Times; those that are not finite are left out.
+    u : pytree of arrays (m, ..)
+    events : Events, optional
     vars : sequence of int, optional
         Which components, by number in the flattened state; all of them by default, at most 20.
     ax : matplotlib Axes, optional
@@ -27,6 +31,17 @@ def time_series(t, u, events=None, *, vars=None, ax: Any = None):
     ------
     ImportError
         Without matplotlib: `pip install 'odesens[plot]'`.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> import numpy as np
+    >>> from odesens.plotting import time_series
+    >>> t = np.linspace(0.0, 1.0, 11)
+    >>> ax = time_series(t, {"x": np.sin(t), "y": np.cos(t)})
+    >>> [line.get_label() for line in ax.lines]
+    ["u['x']", "u['y']"]
     """
     try:
         import matplotlib.pyplot as plt
