@@ -1,7 +1,7 @@
 """Models given by equations between named unknowns and parameters, on SymPy; `import odesens` does not load it."""
 
 try:
-    import sympy as _  # the extra's package, before modules that use it
+    import sympy  # noqa: F401  the extra's package, before modules that use it
 except ImportError as error:
     raise ImportError("odesens.symbolic needs SymPy: pip install 'odesens[symbolic]'") from error
 
