@@ -1,6 +1,6 @@
 """Differentiable ordinary differential equations on JAX: the public names, nothing else."""
 
-from . import interpolation
+from . import interpolation, plotting
 from .algorithms import (
     BS3,
     DOP853,
@@ -41,6 +41,7 @@ from .ensemble import (
 from .jacobian_check import check_jacobian
 from .methods.controller import IController, PIController, PIDController
 from .problem import BrownBasic, CheckInit, ODEProblem, SplitODEProblem, remake
+from .saved import SavedSolution, load
 from .segments import BooleanConditionWarning
 from .sensealg import (
     BacksolveAdjoint,
@@ -109,6 +110,7 @@ __all__ = [
     "Rodas5P",
     "Rosenbrock23",
     "SSRootfind",
+    "SavedSolution",
     "SolveError",
     "SplitODEProblem",
     "SteadyStateProblem",
@@ -122,7 +124,9 @@ __all__ = [
     "check_jacobian",
     "compile_loops_natively",
     "interpolation",
+    "load",
     "loops_are_native",
+    "plotting",
     "remake",
     "solve",
 ]

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import PyTree
 
+from .display import Described
+
 OPTIONS = (
     "saveat",
     "dense",
@@ -77,8 +79,8 @@ class Resolved(NamedTuple):
     ok: Any = True
 
 
-@dataclass(frozen=True, eq=False)
-class ODEProblem:
+@dataclass(frozen=True, eq=False, repr=False)
+class ODEProblem(Described):
     """The initial value problem M du/dt = f(t, u, p), u(t0) = u0.
 
     With a `odesens.symbolic.System` in place of f, values are given by name: see `odesens.symbolic.SymbolicProblem`.
@@ -229,10 +231,9 @@ class ODEProblem:
     def _parts(self) -> tuple[str, ...]:
         return ("f", "u0", "tspan", "p", "mass_matrix", "jac", "jac_sparsity")
 
-    def __repr__(self) -> str:
-        name = getattr(self.f, "__name__", type(self.f).__name__)
-        options = "".join(f", {k}={v!r}" for k, v in self.options.items())
-        return f"ODEProblem({name}, u0={self.u0!r}, tspan={self.tspan!r}, p={self.p!r}{options})"
+    def _described(self) -> dict:
+        parts = {k: getattr(self, k) for k in self._parts}
+        return {**{k: x for k, x in parts.items() if x is not None}, **self.options}
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)

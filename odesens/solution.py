@@ -13,11 +13,13 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .call import COUNTS, RECORD, Call
+from .components import shown
 from .events import EventSystem
-from .plotting import time_series
 from .primitive import flow
 from .saveat import concrete
 from .status import ReturnCode
+from .view import View
+from .viewed import Viewed
 
 
 class Stats(NamedTuple):
@@ -92,8 +94,19 @@ def _rows_of(system: EventSystem, rows: int, t, kinds, before, after) -> Events:
     return Events(jnp.where(used, t[order], jnp.inf), pick(which), pick(component), before, after, 0)
 
 
+def known(tree, name: str):
+    """A pytree of arrays as NumPy arrays."""
+    arrays = jax.tree.map(concrete, tree)
+    if len(jax.tree.leaves(arrays)) != len(jax.tree.leaves(tree)):
+        raise TypeError(
+            f"pictures, tables and files need values, but {name} is inside a transformation (jit, vmap, ..): return it "
+            "and do this outside"
+        )
+    return arrays
+
+
 @jax.tree_util.register_pytree_node_class
-class ODESolution:
+class ODESolution(Viewed):
     """The solution of an `ODEProblem`; a pytree, which may leave `jit` and `vmap`.
 
     Attributes
@@ -288,31 +301,27 @@ class ODESolution:
                 f"got {known.min():g} to {known.max():g}"
             )
 
-    def plot(self, vars=None, ax=None):
-        """Draw the saved states against time, events as dotted lines.
-
-        Parameters
-        ----------
-        vars : sequence of int, optional
-            Which components, by number in the flattened state; all of them by default, at most 20.
-        ax : matplotlib Axes, optional
-            Where to draw; a new figure by default.
-
-        Returns
-        -------
-        matplotlib Axes
-
-        Raises
-        ------
-        ImportError
-            Without matplotlib: `pip install 'odesens[plot]'`.
-        """
-        self._one_lane()
-        return time_series(self.t, self.u, self.events, vars=vars, ax=ax)
+    def _view(self) -> View:
+        lanes = jnp.ndim(self._code)
+        if lanes > 1:
+            raise TypeError(f"this solution has {lanes} axes of lanes: take one with jax.tree.map(lambda x: x[i], sol)")
+        codes = known(self._code, "sol")
+        events = None if self.events is None or lanes else known(self.events, "sol")
+        observe = None if self._labels is None else lambda key: known(self._labels.at(self.t, self.u, key), "sol")
+        return View(
+            t=known(self.t, "sol"),
+            u=known(self.u, "sol"),
+            lead=1 + lanes,
+            names=None if self._labels is None else self._labels.names,
+            events=events,
+            codes=codes,
+            counts={k: known(x, "sol") for k, x in self.stats._asdict().items()},
+            alg=repr(self.alg),
+            sensealg=repr(self.sensealg),
+            observe=observe,
+        )
 
     def __repr__(self) -> str:
-        shapes = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", self.u)
-        shown = shapes if isinstance(shapes, str) else repr(shapes).replace("'", "")
         code = self.retcode
         if isinstance(code, ReturnCode):
             ends = ""
@@ -327,8 +336,8 @@ class ODESolution:
             happened = None if self.events is None else concrete(self.events.count)
             if happened is not None and happened.ndim == 0:
                 steps += f", {int(happened)} event{'' if happened == 1 else 's'}"
-            return f"ODESolution({code.name}: {len(self)} saves{ends}, u: {shown}{steps})"
-        return f"ODESolution(t: {list(jnp.shape(self.t))}, u: {shown})"
+            return f"ODESolution({code.name}: {len(self)} saves{ends}, u: {shown(self.u)}{steps})"
+        return f"ODESolution(t: {list(jnp.shape(self.t))}, u: {shown(self.u)})"
 
 
 def _time_derivative(at):

@@ -19,6 +19,8 @@ from jaxtyping import PyTree
 
 from .algorithms import Algorithm, Rodas5P
 from .callbacks import DiscreteCallback
+from .components import Shown, components
+from .display import Described
 from .extension import varying_axes
 from .field import Field
 from .inputs import as_params, as_state, check_algorithm, make_mass
@@ -104,8 +106,8 @@ class DynamicSS:
         object.__setattr__(self, "tspan", tuple(map(float, check_tspan(self.tspan))))
 
 
-@dataclass(frozen=True, eq=False)
-class SteadyStateProblem:
+@dataclass(frozen=True, eq=False, repr=False)
+class SteadyStateProblem(Described):
     """The equation f(t, u, p) = 0 for a state u at rest.
 
     Parameters
@@ -187,6 +189,10 @@ class SteadyStateProblem:
         state, resid = (jax.tree.unflatten(tree, x) for x in (found.u, found.resid))
         return SteadyStateSolution(state, resid, found.code, made.labels, alg)
 
+    def _described(self) -> dict:
+        parts = {k: getattr(self, k) for k in ("f", "u0", "p", "mass_matrix")}
+        return {k: x for k, x in parts.items() if x is not None}
+
     def _remake(self, **changes) -> "SteadyStateProblem":
         """What `remake` does with this problem."""
         if self.source is not None and not set(changes) - {"u0", "p"}:
@@ -194,7 +200,7 @@ class SteadyStateProblem:
         return replace(self, **{"source": None, **changes})
 
 
-class SteadyStateSolution(eqx.Module):
+class SteadyStateSolution(Described, eqx.Module):
     """A steady state; a pytree, which may leave `jit` and `vmap`.
 
     Attributes
@@ -239,6 +245,17 @@ class SteadyStateSolution(eqx.Module):
         if self._labels is None:
             raise AttributeError("only solutions of symbolic problems have parameters by name")
         return self._labels.ps
+
+    def _described(self) -> dict:
+        code = self.retcode
+        names = None if self._labels is None or jnp.ndim(self._code) else self._labels.names
+        if names is None or concrete(self.u) is None:
+            state = {"u": self.u}
+        else:
+            state = {c.name: c.values for c in components(concrete(self.u), 0, names)[:20]}
+        return {"retcode": Shown(getattr(code, "name", code)), "alg": self.alg, **state}
+
+    __repr__ = Described.__repr__  # in place of the module's, which lists fields
 
     @property
     def retcode(self):

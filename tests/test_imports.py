@@ -11,7 +11,11 @@ ROOT = Path(odesens.__file__).parent
 
 # from the ground up; a module may import from its own room and from those below
 ROOMS = [
-    ["status", "checks", "extension", "fingerprint", "pattern", "plotting", "sparsity", "taylor", "xla"],
+    ["checks", "components", "extension", "fingerprint", "pattern", "sparsity", "status", "taylor", "xla"],
+    ["display", "drawing", "tables", "view"],
+    ["files"],
+    ["viewed"],
+    ["saved"],
     ["methods"],
     ["algorithms", "field", "sensealg"],
     ["events", "trace"],
@@ -25,7 +29,7 @@ ROOMS = [
     ["callbacks", "interpolation", "problem", "saveat"],
     ["inputs", "solution"],
     ["solve"],
-    ["ensemble", "jacobian_check", "steady_state"],
+    ["ensemble", "jacobian_check", "plotting", "steady_state"],
     ["symbolic"],
     ["__init__"],
     ["__main__"],

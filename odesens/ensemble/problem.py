@@ -4,18 +4,19 @@ Owns: their arguments, checked. Must not know: how trajectories are traced, batc
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from ..display import Described
 from ..problem import ODEProblem, check_tspan
 
 
-@dataclass(frozen=True, eq=False)
-class EnsembleProblem:
+@dataclass(frozen=True, eq=False, repr=False)
+class EnsembleProblem(Described):
     """One problem, solved for many initial states, parameters or spans: trajectories i = 0, 1, .., N - 1.
 
     Parameters
@@ -63,6 +64,9 @@ class EnsembleProblem:
     u0: PyTree = None
     p: PyTree = None
     tspan: Any = None
+
+    def _described(self) -> dict:
+        return {f.name: x for f in fields(self) if (x := getattr(self, f.name)) is not None}
 
     def __post_init__(self):
         if not isinstance(self.prob, ODEProblem):

@@ -12,9 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..call import COUNTS, Call
+from ..components import shown
 from ..saveat import concrete
-from ..solution import ODESolution, Stats
+from ..solution import ODESolution, Stats, known
 from ..status import ReturnCode
+from ..view import View
+from ..viewed import Viewed
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -73,7 +76,7 @@ class Operands:
 
 
 @jax.tree_util.register_pytree_node_class
-class EnsembleSolution:
+class EnsembleSolution(Viewed):
     """The solution of an `EnsembleProblem`; a pytree, which may leave `jit`.
 
     Attributes
@@ -205,16 +208,37 @@ class EnsembleSolution:
         at = over(lambda x: jnp.nanquantile(x, jnp.asarray(levels, x.dtype), axis=0)) if self._real else None
         return Summary(t, mean, std, levels, at, jnp.sum(ok))
 
+    def _view(self) -> View:
+        own = self._operands
+        if own is None:
+            raise TypeError(
+                "pictures, tables and files are of states: this ensemble has an output_func or a reduction, whose "
+                "result is sol.u"
+            )
+        labels = own.of(0)[1] if len(self) else None
+        observe = lambda key: np.stack([known(one[key], "sol") for one in self])
+        return View(
+            t=known(self.t, "sol"),
+            u=known(self.u, "sol"),
+            lead=2,
+            names=None if labels is None else labels.names,
+            events=None,
+            codes=known(self.retcodes, "sol"),
+            counts={k: known(x, "sol") for k, x in self.stats._asdict().items()},
+            alg=repr(own.call.spec.alg),
+            sensealg=repr(own.call.spec.sensealg),
+            observe=None if labels is None else observe,
+        )
+
     @property
     def _real(self) -> bool:
         """Whether states can be put in order."""
         return not any(jnp.iscomplexobj(x) for x in jax.tree.leaves(self.u))
 
     def __repr__(self) -> str:
-        shapes = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", self.u)
         codes = concrete(self.retcodes)
         ended = ""
         if codes is not None:
             kinds, counts = np.unique(codes, return_counts=True)
             ended = ": " + ", ".join(f"{n} {ReturnCode(int(k)).name}" for k, n in zip(kinds, counts, strict=True))
-        return f"EnsembleSolution({len(self)} trajectories{ended}, u: {repr(shapes).replace(chr(39), '')})"
+        return f"EnsembleSolution({len(self)} trajectories{ended}, u: {shown(self.u)})"

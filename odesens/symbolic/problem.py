@@ -234,10 +234,8 @@ class SymbolicProblem(ODEProblem):
     def callbacks(self) -> list:
         return callbacks(self.system)
 
-    def __repr__(self) -> str:
-        t0, t1 = self.tspan
-        options = "".join(f", {k}={v!r}" for k, v in self.options.items())
-        return f"ODEProblem({self.system!r}, tspan=({t0}, {t1}){options})"
+    def _described(self) -> dict:
+        return {"system": self.system, "tspan": self.tspan, "tunables": self.tunables, **self.options}
 
 
 # ---------------------------------------------------------------- programs
