@@ -65,6 +65,7 @@ class Algorithm:
 
     @property
     def order(self) -> int:
+        """The order of convergence."""
         return self.tableau.order
 
     @property

@@ -1,7 +1,7 @@
 """Public names are documented: every parameter, the sections that a signature calls for, examples that run.
 
-The package is walked, so that new modules are covered. A module at the top that is not among MACHINERY is a user's:
-its public functions and classes are; of the others, and of folders, what `__all__` of a package names.
+The package is walked, so that new modules are covered. Public is what `__all__` of a package or module names, and what
+is defined in the modules without one that are themselves public: named in an `__all__`, or in README.md.
 """
 
 import ast
@@ -12,17 +12,14 @@ import inspect
 import pkgutil
 import re
 import textwrap
+from pathlib import Path
 
 import jax
 import pytest
 
 import odesens
 
-MACHINERY = set(
-    "algorithms batches call callbacks checks diagnosis evaluate events extension field fingerprint inputs "
-    "jacobian_check pattern primitive problem saveat segments sensealg solution solve sparsity status steady_state "
-    "taylor trace xla".split()
-)
+README = (Path(__file__).parent.parent / "README.md").read_text()
 ROOMS = {"methods", "integrate", "sensitivity"}  # folders without names of a user's
 # what solves return and users do not make: they have attributes
 RESULTS = {
@@ -30,11 +27,13 @@ RESULTS = {
     "EnsembleSolution",
     "Events",
     "ODESolution",
+    "SavedSolution",
     "Parameters",
     "SimplifiedSystem",
     "SolveError",
     "SteadyStateSolution",
     "Summary",
+    "WorkPrecision",
 }
 PYTREE = {"tree_flatten", "tree_unflatten"}  # what JAX asks of a class
 CALLS = {"__call__", "__getitem__"}  # methods without a name that users call
@@ -57,24 +56,32 @@ def modules():
 MODULES = modules()
 
 
-def is_own(thing, module) -> bool:
-    return getattr(thing, "__module__", "").startswith("odesens") and (inspect.isclass(thing) or callable(thing))
+def is_own(thing) -> bool:
+    return getattr(thing, "__module__", "").startswith("odesens")
+
+
+def is_public(module) -> bool:
+    """Whether users import it, or from it."""
+    name = module.__name__.removeprefix("odesens.")
+    return any(getattr(other, name, None) is module and name in other.__all__ for other in PACKAGES) or bool(
+        re.search(rf"(from|import) odesens\.{name}\b|`odesens\.{name}\b", README)
+    )
+
+
+PACKAGES = [m for m in MODULES if hasattr(m, "__all__") and m.__name__.split(".")[1:2] not in ([r] for r in ROOMS)]
 
 
 def public() -> dict[str, object]:
     """The functions and classes that users call, by their full names, each once."""
     found: dict[int, tuple[str, object]] = {}
     for module in MODULES:
-        parts = module.__name__.split(".")[1:]
-        if parts and parts[0] in ROOMS:
-            continue
-        names = getattr(module, "__all__", None)
-        if names is None and len(parts) == 1 and parts[0] not in MACHINERY:
+        names = module.__all__ if module in PACKAGES else None
+        if names is None and is_public(module):
             here = vars(module).items()
             names = [n for n, x in here if not n.startswith("_") and getattr(x, "__module__", "") == module.__name__]
         for name in names or ():
             thing = getattr(module, name)
-            if is_own(thing, module) and isinstance(thing, (type, type(public))):
+            if is_own(thing) and isinstance(thing, (type, type(public))):
                 found.setdefault(id(thing), (f"{thing.__module__}.{thing.__qualname__}", thing))
     return dict(sorted(found.values()))
 
@@ -159,8 +166,9 @@ def missing(name: str, thing) -> list[str]:
 
 
 def methods(thing):
-    """(name, function, whether it is a property) of the public methods that a class defines."""
-    for name, member in vars(thing).items():
+    """(name, function, whether it is a property) of the public methods of a class, inherited ones included."""
+    members = {n: x for c in reversed(thing.__mro__) if is_own(c) for n, x in vars(c).items()}
+    for name, member in members.items():
         if name in PYTREE or (name.startswith("_") and name not in CALLS):
             continue
         is_property = isinstance(member, property) or type(member).__name__ == "cached_property"
@@ -186,8 +194,8 @@ def missing_of_method(cls, name: str, function, is_property: bool) -> list[str]:
 
 def test_the_walk_sees_the_package():
     names = {name.split(".")[-1] for name in PUBLIC}
-    assert {n for n in odesens.__all__ if n != "interpolation"} <= names
-    assert {"LinearInterpolation", "Tsit5", "solve", "EnsembleSolution"} <= names
+    assert {n for n in odesens.__all__ if not inspect.ismodule(getattr(odesens, n))} <= names
+    assert {"LinearInterpolation", "Tsit5", "solve", "EnsembleSolution", "work_precision"} <= names
     assert len(MODULES) > 60
 
 

@@ -91,7 +91,7 @@ class _Event:
             yield from pair
 
     def rewritten(self, rewrite: Callable) -> Any:
-        """The event with each expression rewritten."""
+        """The event with each expression x as rewrite(x)."""
         when = getattr(self, self._when)
         new = tuple(map(rewrite, when)) if isinstance(when, tuple) else rewrite(when)
         affect = {rewrite(key): rewrite(value) for key, value in self.affect.items()}
