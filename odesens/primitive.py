@@ -28,8 +28,9 @@ import jax
 import jax.numpy as jnp
 
 from . import batches, evaluate
-from .call import COUNTS, LANE, NONE, RECORD, SHARED, Call
+from .call import LANE, NONE, RECORD, SHARED, Call
 from .extension import Typing, Zero, automatic, is_undefined_primal, make_primitive, zero_tangent
+from .integrate.loop import COUNTS
 from .integrate.record import FIELDS
 
 
@@ -87,7 +88,7 @@ def _results(call: Call, operands, typing: Typing) -> list:
             shape = x.shape[1:] if call.is_mapped(i) else x.shape
             lead = (lane_shape, lane_spec) if call.kinds[i] == LANE else ((), ())
             out.append(((*lead[0], *shape), x.dtype, (*lead[1], *own_spec(i))))
-        return [*out, (lane_shape, jnp.int32, lane_spec)]
+        return [*out, ((*lane_shape, 1 + COUNTS), jnp.int32, lane_spec)]
 
     m, time = operands[call.i_ts].shape[-1], operands[call.i_t0].dtype
     states = list(zip(state.shapes, state.dtypes, map(own_spec, range(call.n_u)), strict=True))

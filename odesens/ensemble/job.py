@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ..call import COUNTS
 from ..extension import compiled, dependent, hoist
+from ..integrate.loop import COUNTS
 from .batch import Solver, mapped, pad
 from .problem import EnsembleAlgorithm, EnsembleProblem, EnsembleSharded
 from .solution import EnsembleSolution, Operands

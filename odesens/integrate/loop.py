@@ -102,6 +102,20 @@ class Lane(NamedTuple):
     work: Any = None
 
 
+COUNTS = 5
+
+
+def counts(lane: Lane):
+    """Accepted and rejected steps, evaluations of f, factorisations, Jacobians ([lanes], COUNTS)."""
+    njacs = lane.nfactor if lane.work is None else lane.work.njacs
+    return jnp.stack([lane.naccept, lane.nreject, lane.nf, lane.nfactor, njacs], axis=-1)
+
+
+def with_counts(code, counts):
+    """How a backward solve ended: its code and its counts ([lanes], 1 + COUNTS)."""
+    return jnp.concatenate([code[..., None].astype(jnp.int32), counts], axis=-1)
+
+
 class Trial(NamedTuple):
     """A step tried from a lane's state, and what it decided."""
 
