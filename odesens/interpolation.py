@@ -19,9 +19,25 @@ from jaxtyping import PyTree
 
 from .trace import declare_stops
 
+__all__ = ["ConstantInterpolation", "CubicHermiteInterpolation", "LinearInterpolation"]
+
 
 class Interpolation(eqx.Module):
-    """Base of the interpolants: `interp(t)` for a scalar t, or for an array of times whose axes then lead."""
+    """Base of the interpolants: `interp(t)` for a scalar t, or for an array of times whose axes then lead.
+
+    Parameters
+    ----------
+    knots : array (m,)
+    values : pytree of arrays (m, ..)
+    extrapolate : "hold" or "extend"
+    fewest : int
+        The least number of knots.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For knots that decrease or are not real, or too few of them, values without a leading axis of m.
+    """
 
     knots: Any
     values: PyTree
@@ -36,6 +52,7 @@ class Interpolation(eqx.Module):
         self.extrapolate = extrapolate
 
     def __call__(self, t) -> PyTree:
+        """The value at the time t, a real scalar or an array of times, whose axes then lead."""
         declare_stops(self.knots, "jump")
         t = jnp.asarray(t)
         if jnp.issubdtype(t.dtype, jnp.integer):
@@ -51,7 +68,7 @@ class Interpolation(eqx.Module):
         raise NotImplementedError
 
     def derivative(self, t) -> PyTree:
-        """d/dt of the interpolant at t, at a knot that to its right; zero where the end values are held."""
+        """The derivative in time at the real time t, at a knot to its right; zero where the end values are held."""
         t = jnp.asarray(t, None if jnp.issubdtype(jnp.result_type(t), jnp.floating) else jnp.result_type(float))
         return jax.jvp(self, (t,), (jnp.ones_like(t),))[1]
 
@@ -82,12 +99,21 @@ class ConstantInterpolation(Interpolation):
     side : "left" or "right"
         The value between two knots is that of the left one (SciPy's `previous`), or that of the right one (`next`).
 
+        value = values[j],  knots[j] <= t < knots[j + 1]  (side "left")
+
     Before the first knot the value is the first one, from the last knot on the last one.
 
     Raises
     ------
     TypeError, ValueError
         For knots that decrease or are not real, values without a leading axis of m, an unknown side.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> dose = ode.interpolation.ConstantInterpolation([0.0, 1.0], [5.0, 0.0])
+    >>> float(dose(0.5)), float(dose(1.0))
+    (5.0, 0.0)
     """
 
     side: str = eqx.field(static=True)
@@ -122,6 +148,17 @@ class LinearInterpolation(Interpolation):
     ------
     TypeError, ValueError
         For knots that decrease or are not real, or fewer than two, values without a leading axis of m.
+
+    Examples
+    --------
+    >>> import jax, odesens as ode
+    >>> ramp = ode.interpolation.LinearInterpolation([0.0, 2.0], [0.0, 4.0])
+    >>> float(ramp(0.5)), float(ramp.derivative(0.5)), float(ramp(3.0))
+    (1.0, 2.0, 4.0)
+    >>> prob = ode.ODEProblem(lambda t, u, w: w(t), 0.0, (0.0, 2.0))
+    >>> bar = jax.grad(lambda w: ode.solve(prob, p=w, saveat=[2.0]).u[0])(ramp)
+    >>> print(bar.values, bar.knots[1].round(6))  # of (values[0] + values[1]) knots[1] / 2, of 8 / knots[1]
+    [1. 1.] -2.0
     """
 
     def __init__(self, knots, values: PyTree, *, extrapolate: str = "hold"):
@@ -163,7 +200,17 @@ class CubicHermiteInterpolation(Interpolation):
     TypeError, ValueError
         For knots that decrease or are not real, or fewer than two, values or derivatives without a leading axis of m.
 
+    Notes
+    -----
     Source: de Boor, A Practical Guide to Splines (2001), chapter IV.
+
+    Examples
+    --------
+    >>> import numpy as np, odesens as ode
+    >>> x = np.array([0.0, 1.0, 3.0])
+    >>> cubic = ode.interpolation.CubicHermiteInterpolation(x, x**3, 3 * x**2)
+    >>> print(f"{cubic(2.0):.6f} {cubic.derivative(2.0):.6f}")
+    8.000000 12.000000
     """
 
     derivatives: PyTree

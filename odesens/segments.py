@@ -38,7 +38,17 @@ from .taylor import along, nudge
 
 
 class BooleanConditionWarning(UserWarning):
-    """A derivative was taken through an event whose condition is a truth value: its time counts as fixed."""
+    """A derivative was taken through an event whose condition is a truth value: its time counts as fixed.
+
+    Examples
+    --------
+    Where that is what is wanted:
+
+    >>> import warnings
+    >>> import odesens as ode
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", ode.BooleanConditionWarning)
+    """
 
 
 def derivative(call: Call, bind: Callable, operands) -> list:

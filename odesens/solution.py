@@ -52,6 +52,15 @@ class Events(NamedTuple):
     before, after : pytrees of arrays (E, ..)
         The states before and after each event, differentiable.
     count : int
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> dose = ode.PeriodicCallback(1.0, lambda t, u, p: u + 1.0)
+    >>> body = ode.ODEProblem(lambda t, u, p: -u, 0.0, (0.0, 2.5), callback=dose, max_events=2)
+    >>> events = ode.solve(body, saveat=[2.5]).events
+    >>> print(events.t, events.which, events.count, (events.after - events.before).round(6))
+    [1. 2.] [0 0] 2 [1. 1.]
     """
 
     t: Any
@@ -114,9 +123,21 @@ class ODESolution(Viewed):
     events : Events, or None where there are no callbacks
     alg, sensealg : the method and the sensitivity algorithm that were used, also where none was named
 
+    Notes
+    -----
     `sol[i]` is the state at saved time i, `len(sol)` and iteration go over saved times, and `sol(t)` is the state at
     any time in the span, see `__call__`. Of a symbolic problem, `sol[x]` is what x, a name, a symbol or an expression,
     is at the saved times, `sol(t, idxs=x)` at others, and `sol.ps[k]` a parameter.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0, reltol=1e-8)
+    >>> sol = ode.solve(prob, saveat=[0.5, 1.0])
+    >>> sol.t.shape, sol.u.shape, len(sol), sol.success, sol.retcode.name
+    ((2,), (2,), 2, True, 'Success')
+    >>> print(f"{sol[-1]:.5f} {sol(0.25):.5f} {sol(0.25, deriv=1):.5f}")  # exp(-2 t), and its derivative
+    0.13534 0.60653 -1.21306
     """
 
     def __init__(
@@ -144,19 +165,23 @@ class ODESolution(Viewed):
 
     @property
     def alg(self):
+        """The method that was used."""
         return self._call.spec.alg
 
     @property
     def sensealg(self):
+        """The sensitivity algorithm of derivatives."""
         return self._call.spec.sensealg
 
     @property
     def stats(self) -> Stats:
+        """Counts of what the solve did."""
         naccept, nreject, nf, nfactor, njacs = (self._counts[..., i] for i in range(COUNTS))
         return Stats(nf=nf, njacs=njacs, nfactor=nfactor, naccept=naccept, nreject=nreject)
 
     @property
     def retcode(self):
+        """How the solve ended: a `ReturnCode`, or an integer array under a transform."""
         return return_code(self._code)
 
     @property
@@ -178,6 +203,7 @@ class ODESolution(Viewed):
             )
 
     def __getitem__(self, i):
+        """The state at saved time i; of a symbolic problem also what i, a name or an expression, is at all of them."""
         if self._labels is not None and self._labels.handles(i):
             return self._labels.at(self.t, self.u, i)
         self._one_lane()
@@ -217,8 +243,12 @@ class ODESolution(Viewed):
         Raises
         ------
         ValueError
-            For a time outside the span; under a transform the value is NaN.
+            For a time outside the span; under a transform the value is NaN. For a `deriv` below 0.
+        TypeError
+            For times that are not real, `idxs` without a symbolic problem, a solution of several lanes.
 
+        Notes
+        -----
         With `dense=True`, or where every step was saved, u(t) comes from the method's dense output on the recorded
         steps; otherwise the problem is solved again with t as saved times. Differentiable either way, in t and in
         everything that the solution depends on.

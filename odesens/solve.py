@@ -65,7 +65,7 @@ DEFAULTS = {
 def solve(
     prob: ODEProblem, alg=None, *, u0: PyTree = None, p: PyTree = None, tspan: Any = None, **options
 ) -> ODESolution:
-    """Solve du/dt = f(t, u, p) from u(t0) = u0 over tspan = (t0, t1).
+    """Solve M du/dt = f(t, u, p) from u(t0) = u0 over tspan = (t0, t1).
 
     Differentiable to any order, in forward and reverse mode, with respect to u0, p, t0, t1, each saved time, and
     whatever floating arrays f captures; under `jit`, `vmap`, `scan`, `shard_map` and any nesting of them. For an
@@ -73,7 +73,7 @@ def solve(
 
     Parameters
     ----------
-    prob : ODEProblem
+    prob : ODEProblem, SteadyStateProblem or EnsembleProblem
     alg : algorithm, optional
         `Tsit5()`, `Vern7()`, `Rodas5P()`, `AutoTsit5(Rodas5P())`, ... By default `Rodas5P()` where the mass matrix is
         singular, else `Tsit5()`; an eager call, or eager gradient, that this fails because the problem is stiff is
@@ -81,6 +81,8 @@ def solve(
         `sol.alg` says which one it was.
     u0, p, tspan : optional
         Override the problem's. Gradients are the same to the last bit whichever way a value is given.
+    **options
+        Those that follow, which may be given to the problem too.
     saveat : float, array (m,) or None
         A step h > 0: saves at t0, t0 + h, .. and t1 (needs a span that is not traced). An array: exactly those times,
         in the direction of the span, repeats allowed, empty allowed. None: every accepted step; under a transform,
@@ -97,6 +99,7 @@ def solve(
     adaptive : bool
         Fixed steps where False. Default: whether the method has an error estimate.
     controller : PIDController
+        How step sizes follow the error estimates; `PIController()` by default.
     max_steps : int
         The largest number of attempted steps (100 000). It costs nothing where it is not used: the record that
         derivatives need keeps at most 1024 checkpoints, between which steps are made again.
@@ -132,6 +135,14 @@ def solve(
         An eager solve failed: with the code, the time reached, the offending component and the likely cause.
     TypeError, ValueError
         For input that is wrong, before anything is traced.
+
+    Examples
+    --------
+    >>> import jax, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0, reltol=1e-8)
+    >>> end = lambda p: ode.solve(prob, ode.Tsit5(), p=p, saveat=[0.5, 1.0]).u[-1]
+    >>> print(f"{end(2.0):.5f} {jax.grad(end)(2.0):.5f}")  # exp(-p), -exp(-p)
+    0.13534 -0.13534
     """
     if not isinstance(prob, ODEProblem):
         if hasattr(prob, "_solve"):  # a problem that brings its own

@@ -73,6 +73,14 @@ def solve_ensemble(
         An eager solve in which trajectories failed (`throw=True`): which, and why. The others are not disturbed.
     TypeError, ValueError
         For input that is wrong.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), saveat=[1.0])
+    >>> sol = ode.solve(ode.EnsembleProblem(prob, p=jnp.array([1.0, 2.0])), ode.Tsit5(), ode.EnsembleVectorized())
+    >>> print(sol.u[:, 0].round(4), sol.retcodes)
+    [0.3679 0.1353] [0 0]
     """
     check_options(options, "solve")
     algorithm = EnsembleVectorized() if ensemblealg is None else ensemblealg

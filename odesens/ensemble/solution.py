@@ -26,8 +26,24 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 class Summary(NamedTuple):
     """Statistics over trajectories at each saved time.
 
-    t (m,); mean and std like u without the axis of trajectories; quantiles with a leading axis like `levels`;
-    count: the number of trajectories in them.
+    Attributes
+    ----------
+    t : array (m,)
+    mean, std : pytrees of arrays (m, ..)
+        Like u without the axis of trajectories.
+    levels : array (q,)
+    quantiles : pytree of arrays (q, m, ..); None where states are complex
+    count : int
+        The number of trajectories in them.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), saveat=[1.0])
+    >>> sol = ode.solve(ode.EnsembleProblem(prob, p=jnp.array([1.0, 2.0])))
+    >>> summary = sol.summary(quantiles=[0.5])
+    >>> print(summary.mean.round(4), summary.quantiles.shape, summary.count)
+    [0.2516] (1, 1) 2
     """
 
     t: Any
@@ -78,8 +94,21 @@ class EnsembleSolution(Viewed):
     success : bool, or a boolean array under a transform
         Whether all did.
 
+    Notes
+    -----
     `sol[i]` is trajectory i, an `ODESolution` (with `output_func`, its output); `len(sol)` and iteration go over
     trajectories.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0, saveat=[0.5, 1.0])
+    >>> many = ode.EnsembleProblem(prob, prob_func=lambda prob, i, repeat: ode.remake(prob, p=1.0 + i))
+    >>> sol = ode.solve(many, trajectories=3)
+    >>> len(sol), sol.success, sol[2].u.shape, sol.stats.naccept.shape
+    (3, True, (2,), (3,))
+    >>> print(sol.summary().mean.round(4))  # over the trajectories, at each time
+    [0.3992 0.1843]
     """
 
     def __init__(self, u, codes, counts, operands: Operands | None, reduced: bool):
@@ -99,20 +128,24 @@ class EnsembleSolution(Viewed):
 
     @property
     def t(self):
+        """The saved times (m,) or (N, m); None where trajectories have none."""
         return None if self._operands is None else self._operands.values[self._operands.call.i_ts]
 
     @property
     def converged(self):
+        """Which trajectories reached the end of their spans (N,)."""
         return self.retcodes <= int(ReturnCode.Terminated)
 
     @property
     def success(self):
+        """Whether all of them did: a bool, or a boolean array under a transform."""
         ok = jnp.all(self.converged)
         known = concrete(ok)
         return ok if known is None else bool(known)
 
     @property
     def stats(self) -> Stats:
+        """Counts of what each solve did (N,)."""
         naccept, nreject, nf, nfactor, njacs = (self._counts[..., i] for i in range(COUNTS))
         return Stats(nf=nf, njacs=njacs, nfactor=nfactor, naccept=naccept, nreject=nreject)
 
@@ -120,6 +153,7 @@ class EnsembleSolution(Viewed):
         return self.retcodes.shape[0]
 
     def __getitem__(self, i):
+        """Trajectory i."""
         if self._reduced:
             raise TypeError(
                 "sol[i]: the trajectories of this ensemble were reduced, sol.u is what they were reduced to"

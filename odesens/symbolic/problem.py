@@ -66,6 +66,8 @@ class SymbolicProblem(ODEProblem):
     jac : bool
         Whether df/du is generated from symbolic derivatives; by default it is computed in forward mode. The pattern of
         df/du is handed over either way.
+    jac_sparsity : array or SciPy sparse array (n, n), or False, optional
+        As for an `ODEProblem`, in place of the pattern of the equations.
     **options
         Any option of `solve`.
 
@@ -80,8 +82,20 @@ class SymbolicProblem(ODEProblem):
     StructureError, InitialValueError, KeyError, TypeError, ValueError
         For equations that do not determine the unknowns, values that are missing, names that the system does not have.
 
+    Notes
+    -----
     Initial values are computed when the problem is solved, so that they follow whatever is exchanged by `remake` or
     `solve(prob, u0=.., p=..)`; a solve fails with `InitialisationFailure` where they contradict each other.
+
+    Examples
+    --------
+    >>> import jax, odesens as ode
+    >>> from odesens.symbolic import D, System, parameters, t, unknowns
+    >>> x, k = unknowns("x"), parameters("k")
+    >>> prob = ode.ODEProblem(System([(D(x), -k * x)], t), {x: 1.0}, (0.0, 1.0), {k: 2.0}, saveat=[1.0], reltol=1e-8)
+    >>> end = lambda q: ode.solve(prob, p=q)[x][-1]
+    >>> print(f"{end(prob.tunables):.5f} {jax.grad(end)(prob.tunables)[k]:.5f}")  # exp(-k), -exp(-k)
+    0.13534 -0.13534
     """
 
     system: SimplifiedSystem
@@ -144,10 +158,12 @@ class SymbolicProblem(ODEProblem):
 
     @property
     def u0(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The initial state (n,) in the order of `system.unknowns`."""
         return self.resolved().u0
 
     @property
     def p(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        """All parameters, as the field takes them."""
         return self.resolved().p
 
     @property
@@ -178,6 +194,7 @@ class SymbolicProblem(ODEProblem):
 
     @property
     def pattern(self) -> Given:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of what kind the values given by name are."""
         return self.given
 
     @property
@@ -185,6 +202,7 @@ class SymbolicProblem(ODEProblem):
         return {"vectors": settled(self.vectors), "calls": self.calls}
 
     def with_values(self, *, vectors: Vectors, calls: dict) -> "SymbolicProblem":  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A copy with other numbers `vectors` and functions `calls`, of the same structure."""
         problem = object.__new__(type(self))
         vectors = vectors._replace(precision=self.vectors.precision)
         vars(problem).update(vars(self), vectors=vectors, calls=calls)
