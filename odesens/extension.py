@@ -7,6 +7,7 @@ Must not know: differential equations, solvers, user types.
 
 import collections
 import contextlib
+import functools
 import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -197,6 +198,12 @@ def _solve_alone(params: dict) -> dict:
 
 def jaxpr_effects(jaxpr) -> frozenset:
     return frozenset(jaxpr.effects)
+
+
+@functools.cache
+def debug_effects() -> frozenset:
+    """The effects of a `jax.debug.callback`, which every transformation lets pass."""
+    return jaxpr_effects(jax.make_jaxpr(lambda: jax.debug.callback(lambda: None))().jaxpr)
 
 
 class _Identity:

@@ -28,6 +28,7 @@ OPTIONS = (
     "max_events",
     "tstops",
     "discontinuities",
+    "progress",
     "throw",
 )
 

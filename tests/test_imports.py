@@ -11,7 +11,7 @@ ROOT = Path(odesens.__file__).parent
 
 # from the ground up; a module may import from its own room and from those below
 ROOMS = [
-    ["status", "checks", "extension", "fingerprint", "pattern", "plotting", "sparsity", "taylor", "xla"],
+    ["status", "checks", "extension", "fingerprint", "pattern", "plotting", "progress", "sparsity", "taylor", "xla"],
     ["methods"],
     ["algorithms", "field", "sensealg"],
     ["events", "trace"],
