@@ -78,8 +78,7 @@ def _make(label: str, total: int, unit: str):
         from tqdm.auto import tqdm  # pyright: ignore[reportMissingModuleSource]
     except ImportError:
         return Text(label, total, unit)
-    look = {"bar_format": PERCENT} if unit == "%" else {}
-    return Bar(tqdm(total=total, desc=label, unit=unit, **look))
+    return Bar(tqdm(total=total, desc=label, unit=unit, bar_format=PERCENT if unit == "%" else None))
 
 
 @contextlib.contextmanager

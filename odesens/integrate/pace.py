@@ -61,11 +61,13 @@ def until(lane, t0, t1, some: int) -> Callable:
     slowest = jnp.min(jnp.where(lane.code == RUNNING, fractions(lane, t0, t1), 1))
     mark = t0 + (t1 - t0) * ((jnp.floor(slowest * PARTS) + 1) / PARTS)
     sign = jnp.where(t1 >= t0, 1, -1)
-    begun, unseen = attempts(lane), sign * (lane.t - mark) >= 0  # of a mark that rounding moves to where the lane is
+    before = lambda lane: (lane.code == RUNNING) & (sign * (lane.t - mark) < 0)
+    unseen = ~jnp.any(before(lane))  # a mark that rounding moves to where the slowest lane is
+    begun = attempts(lane)
 
     def going(lane):
         tried = attempts(lane)
-        waits = ((sign * (lane.t - mark) < 0) | unseen) & (tried < begun + some)
+        waits = (before(lane) | unseen) & (tried < begun + some)
         return jnp.any((lane.code == RUNNING) & (waits | (tried == begun)))
 
     return going
