@@ -1,6 +1,6 @@
 """Differentiable ordinary differential equations on JAX: the public names, nothing else."""
 
-from . import interpolation
+from . import compat, interpolation
 from .algorithms import (
     BS3,
     DOP853,
@@ -120,6 +120,7 @@ __all__ = [
     "Vern9",
     "cache_compilations",
     "check_jacobian",
+    "compat",
     "compile_loops_natively",
     "interpolation",
     "loops_are_native",

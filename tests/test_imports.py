@@ -25,7 +25,7 @@ ROOMS = [
     ["callbacks", "interpolation", "problem", "saveat"],
     ["inputs", "solution"],
     ["solve"],
-    ["ensemble", "jacobian_check", "steady_state"],
+    ["compat", "ensemble", "jacobian_check", "steady_state"],
     ["symbolic"],
     ["__init__"],
     ["__main__"],
