@@ -1,6 +1,6 @@
 """Differentiable ordinary differential equations on JAX: the public names, nothing else."""
 
-from . import interpolation, plotting
+from . import compat, interpolation, plotting
 from .algorithms import (
     BS3,
     DOP853,
@@ -129,6 +129,7 @@ __all__ = [
     "cache_compilations",
     "check_gradient",
     "check_jacobian",
+    "compat",
     "compile_loops_natively",
     "interpolation",
     "load",

@@ -43,6 +43,7 @@ class Spec:
     events: EventSystem | None = None
     width: int | None = None  # lanes in the loop at once, the others in a queue; all of them where None
     entries: tuple[str, ...] = ()  # names of the state's entries, where a model gives them
+    progress: bool = False  # whether the solve itself, no derivative of it, reports how far it has come
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,10 @@ class Call:
     def has_info(self) -> bool:
         """Whether the call integrates the primal problem, and so tells how that ended."""
         return not (self.order or self.adjoint or self.given_record)
+
+    @property
+    def reports(self) -> bool:
+        return self.spec.progress and self.has_info
 
     @property
     def n_values(self) -> int:

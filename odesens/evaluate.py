@@ -162,7 +162,7 @@ def _solve(call: Call, flow: Flow) -> list:
         assert width is not None
         result = integrate_queued(*problem, width)
     else:
-        result = integrate(*problem, record=rows)
+        result = integrate(*problem, record=rows, progress=call.reports)
     out = _leaves(call, result.us)
     lane = _if_consistent(result.lane, consistent)
     if call.has_info:
@@ -197,7 +197,8 @@ def _solve_events(call: Call, operands) -> list:
     assert system is not None
     task, options = augmented_task(flow)
     axes, found = flow.axes["options"], functions(system, field)
-    result = eventful.integrate(flow.settings, task, options, axes, flow.lanes, system, found, settle, call.rows or 0)
+    how = {"settle": settle, "rows": call.rows or 0, "progress": call.reports}
+    result = eventful.integrate(flow.settings, task, options, axes, flow.lanes, system, found, **how)
     lane, log = _if_consistent(result.lane, consistent), result.log
     kinds = log.entries[..., 2].astype(jnp.int32)
     happened = kinds >= 0

@@ -241,6 +241,12 @@ def jaxpr_effects(jaxpr) -> frozenset:
     return frozenset(jaxpr.effects)
 
 
+@functools.cache
+def debug_effects() -> frozenset:
+    """The effects of a `jax.debug.callback`, which every transformation lets pass."""
+    return jaxpr_effects(jax.make_jaxpr(lambda: jax.debug.callback(lambda: None))().jaxpr)
+
+
 class _Identity:
     """A key by identity that keeps its object alive, so that an address is never reused for another one."""
 

@@ -286,7 +286,7 @@ class Chain:
     def _flow(self, u, p, p_axes, t0, ts, t1):
         """The smooth solve T_0 by the primitive, as ([lanes], m + 1, n)."""
         call = self.call
-        spec = replace(call.spec, events=None, initialise=None, throw=False)
+        spec = replace(call.spec, events=None, initialise=None, throw=False, progress=False)
         lane = call.lanes is not None
         fixed = range(call.n_r, call.n_fixed)
         n_aux = self.field.n_aux

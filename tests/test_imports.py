@@ -11,7 +11,7 @@ ROOT = Path(odesens.__file__).parent
 
 # from the ground up; a module may import from its own room and from those below
 ROOMS = [
-    ["checks", "components", "extension", "fingerprint", "pattern", "sparsity", "status", "taylor", "xla"],
+    ["checks", "components", "extension", "fingerprint", "pattern", "progress", "sparsity", "status", "taylor", "xla"],
     ["display", "drawing", "tables", "view"],
     ["files"],
     ["viewed"],
@@ -29,7 +29,7 @@ ROOMS = [
     ["callbacks", "health", "interpolation", "problem", "reruns", "saveat"],
     ["inputs", "solution"],
     ["solve"],
-    ["ensemble", "gradient_check", "jacobian_check", "plotting", "sensitivity_report", "steady_state"],
+    ["compat", "ensemble", "gradient_check", "jacobian_check", "plotting", "sensitivity_report", "steady_state"],
     ["symbolic"],
     ["__init__"],
     ["__main__"],

@@ -4,7 +4,6 @@ Owns: the order of batches, the reduction, reporting from within the program. Mu
 mapped to devices.
 """
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,11 +15,10 @@ from jax.core import Tracer
 
 from ..extension import compiled, dependent, hoist
 from ..integrate.loop import COUNTS
+from ..progress import tokens
 from .batch import Solver, mapped, pad
 from .problem import EnsembleAlgorithm, EnsembleProblem, EnsembleSharded
 from .solution import EnsembleSolution, Operands
-
-tokens = itertools.count()
 
 
 class Plan(NamedTuple):
