@@ -30,6 +30,7 @@ OPTIONS = (
     "max_events",
     "tstops",
     "discontinuities",
+    "progress",
     "throw",
 )
 

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .call import COUNTS, RECORD, Call
+from .call import RECORD, Call
 from .components import shown
 from .events import EventSystem
+from .health import Diagnosis, diagnose
+from .integrate.loop import COUNTS
 from .primitive import flow
 from .saveat import concrete
 from .status import ReturnCode
@@ -320,6 +322,26 @@ class ODESolution(Viewed):
             sensealg=repr(self.sensealg),
             observe=observe,
         )
+
+    def diagnose(self) -> Diagnosis:
+        """How stiff the problem was, how many steps were rejected, which component is hardest, which method would suit.
+
+        Returns
+        -------
+        Diagnosis
+            A small table as its text.
+
+        Raises
+        ------
+        TypeError
+            Within a transformation, and for a solution of many lanes.
+
+        Solves the problem twice more, for its steps and at tolerances ten times smaller.
+        """
+        self._one_lane()
+        view = self._view()
+        counts = np.array([view.counts[k] for k in ("naccept", "nreject")])
+        return diagnose(self._call, known(list(self._operands), "sol"), view.t, jax.tree.leaves(view.u), counts)
 
     def __repr__(self) -> str:
         code = self.retcode

@@ -30,7 +30,7 @@ def solve_ensemble(
     *,
     trajectories: int | None = None,
     batch_size: int | None = None,
-    progress: bool | Callable = False,
+    progress: bool | Callable | None = None,
     checkpoint: Any = None,
     **options,
 ) -> EnsembleSolution:
@@ -54,7 +54,7 @@ def solve_ensemble(
         but 1024 for each device with an `output_func`, a `reduction`, `progress` or `checkpoint`.
     progress : bool or callable
         Show a bar (tqdm's where it is installed), or call progress(done, N), after each batch, also under `jit`. It is
-        no part of derivatives.
+        no part of derivatives. Default: the problem's own option.
     checkpoint : path, optional
         A folder to which each finished batch is written, whole or not at all. The same call goes on from there, in a
         new process too, and ends with the same bits. It needs an eager call that is not being differentiated. Several
@@ -90,7 +90,7 @@ def solve_ensemble(
             f"got {ensemblealg!r}"
         )
     found = rows_of(eprob, trajectories)
-    report = reporter(progress)
+    report = reporter(eprob.prob.options.get("progress") if progress is None else progress)
     batched = any(x is not None for x in (eprob.output_func, eprob.reduction, report, checkpoint))
     plan = make_plan(found.count, batch_size, algorithm, batched, exact=eprob.reduction is not None)
     throw = {**eprob.prob.options, **options}.get("throw") is not False

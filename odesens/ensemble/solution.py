@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..call import COUNTS, Call
+from ..call import Call
 from ..components import shown
+from ..integrate.loop import COUNTS
 from ..saveat import concrete
 from ..solution import ODESolution, Stats, known
 from ..status import ReturnCode
