@@ -22,6 +22,8 @@ from .solution import ODESolution
 from .solve import solve
 from .status import ReturnCode
 
+__all__ = ["DenseOutput", "OdeResult", "odeint", "solve_ivp"]
+
 MOST_STEPS = 2**31 - 4
 NEED_VALUES = (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)
 
@@ -63,6 +65,14 @@ def odeint(
         Where an eager solve fails. (JAX's own does not tell.)
     TypeError, ValueError
         For input that is wrong.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> from odesens.compat import odeint
+    >>> end = lambda k: odeint(lambda y, t, k: -k * y, 1.0, jnp.array([0.0, 1.0]), k)[-1]
+    >>> print(f"{end(2.0):.5f} {jax.grad(end)(2.0):.5f}")  # exp(-k), -exp(-k)
+    0.13534 -0.13534
     """
     times = t if hasattr(t, "dtype") else np.asarray(t)
     if not jnp.issubdtype(times.dtype, jnp.floating):
@@ -97,15 +107,29 @@ MESSAGES = {
 
 @jax.tree_util.register_pytree_node_class
 class DenseOutput:
-    """`OdeSolution` of SciPy: sol(t) is y (n,) for a scalar t and (n, k) for t (k,), within t_min and t_max."""
+    """`OdeSolution` of SciPy: sol(t) is y (n,) for a scalar t and (n, k) for t (k,), within t_min and t_max.
+
+    Attributes
+    ----------
+    t_min, t_max : real scalars
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from odesens.compat import solve_ivp
+    >>> res = solve_ivp(lambda t, y: -2 * y, (0.0, 1.0), [1.0], t_eval=[0.5, 1.0], dense_output=True, rtol=1e-8)
+    >>> print(res.sol(0.25).round(5), res.sol.t_max)
+    [0.60653] 1.0
+    """
 
     def __init__(self, sol: ODESolution, t0, end):
         self._sol, self._ends = sol, (t0, end)
 
-    t_min = property(lambda self: jnp.minimum(*self._ends))
-    t_max = property(lambda self: jnp.maximum(*self._ends))
+    t_min = property(lambda self: jnp.minimum(*self._ends), doc="The earliest time.")
+    t_max = property(lambda self: jnp.maximum(*self._ends), doc="The latest time.")
 
     def __call__(self, t):
+        """y at the times t."""
         return jnp.moveaxis(self._sol(t), -1, 0)
 
     def tree_flatten(self):
@@ -133,6 +157,14 @@ class OdeResult:
         0: the end was reached, 1: a terminal event occurred, -1: failed.
     message : str
     success : bool
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from odesens.compat import solve_ivp
+    >>> res = solve_ivp(lambda t, y: -2 * y, (0.0, 1.0), [1.0], t_eval=[0.5, 1.0], dense_output=True, rtol=1e-8)
+    >>> res["status"], res.t.shape, res.y.shape, res.t_events
+    (0, (2,), (1, 2), None)
     """
 
     status: Any
@@ -145,12 +177,14 @@ class OdeResult:
 
     @property
     def success(self):
+        """Whether the solve did not fail: a bool, or a boolean array under a transform."""
         ok = self.status >= 0
         known = None if jnp.ndim(ok) else concrete(ok)
         return ok if known is None else bool(known)
 
     @property
     def message(self) -> str:
+        """How the solve ended, in words."""
         known = None if jnp.ndim(self._code) else concrete(self._code)
         if known is None:
             return "This result holds several solves, or is being traced: see status."
@@ -158,9 +192,11 @@ class OdeResult:
         return MESSAGES.get(code, f"{code.name}: {code.cause}. To do: {code.remedy}.")
 
     def __getitem__(self, name: str):
+        """The attribute of that name."""
         return getattr(self, name)
 
     def keys(self):
+        """The names of all attributes."""
         return [*self._fields, "message", "success"]
 
     def tree_flatten(self):
@@ -213,6 +249,8 @@ def solve_ivp(
         Whether fun takes and returns arrays (n, k).
     args : tuple
         More arguments of fun, events and jac; floating ones are differentiable.
+    **options
+        Those that follow.
     rtol, atol : float or array (n,)
         1e-3 and 1e-6, as in SciPy.
     first_step, max_step, min_step : float
@@ -233,6 +271,14 @@ def solve_ivp(
     ------
     TypeError, ValueError
         For input that is wrong, and for functions that only NumPy can run.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from odesens.compat import solve_ivp
+    >>> res = solve_ivp(lambda t, y: -2 * y, (0.0, 1.0), [1.0], t_eval=[0.5, 1.0], dense_output=True, rtol=1e-8)
+    >>> print(res.y.round(5), res.success)  # exp(-2 t)
+    [[0.36788 0.13534]] True
     """
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:

@@ -47,6 +47,14 @@ class Diagnosis:
     stiff : bool
     suggestion : str
         The method to take, and why.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0, saveat=[1.0], reltol=1e-8)
+    >>> found = ode.solve(prob).diagnose()
+    >>> found.stiff, found.worst, found.rejected
+    (False, 'u', 0.0)
     """
 
     t: np.ndarray

@@ -151,14 +151,13 @@ class LinearInterpolation(Interpolation):
 
     Examples
     --------
-    >>> import jax, odesens as ode
+    >>> import odesens as ode
     >>> ramp = ode.interpolation.LinearInterpolation([0.0, 2.0], [0.0, 4.0])
     >>> float(ramp(0.5)), float(ramp.derivative(0.5)), float(ramp(3.0))
     (1.0, 2.0, 4.0)
     >>> prob = ode.ODEProblem(lambda t, u, w: w(t), 0.0, (0.0, 2.0))
-    >>> bar = jax.grad(lambda w: ode.solve(prob, p=w, saveat=[2.0]).u[0])(ramp)
-    >>> print(bar.values, bar.knots[1].round(6))  # of (values[0] + values[1]) knots[1] / 2, of 8 / knots[1]
-    [1. 1.] -2.0
+    >>> print(f"{ode.solve(prob, p=ramp, saveat=[2.0]).u[0]:.6f}")  # the area below it
+    4.000000
     """
 
     def __init__(self, knots, values: PyTree, *, extrapolate: str = "hold"):

@@ -22,19 +22,10 @@ import odesens
 README = (Path(__file__).parent.parent / "README.md").read_text()
 ROOMS = {"methods", "integrate", "sensitivity"}  # folders without names of a user's
 # what solves return and users do not make: they have attributes
-RESULTS = {
-    "EnsembleError",
-    "EnsembleSolution",
-    "Events",
-    "ODESolution",
-    "SavedSolution",
-    "Parameters",
-    "SimplifiedSystem",
-    "SolveError",
-    "SteadyStateSolution",
-    "Summary",
-    "WorkPrecision",
-}
+RESULTS = set(
+    "DenseOutput Diagnosis EnsembleError EnsembleSolution Events GradientCheck ODESolution OdeResult Parameters "
+    "SavedSolution SensitivityReport SimplifiedSystem SolveError SteadyStateSolution Summary WorkPrecision".split()
+)
 PYTREE = {"tree_flatten", "tree_unflatten"}  # what JAX asks of a class
 CALLS = {"__call__", "__getitem__"}  # methods without a name that users call
 
