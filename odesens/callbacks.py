@@ -239,7 +239,7 @@ class CallbackSet:
 
 
 @dataclass(frozen=True, eq=False)
-class _Stops(Callback):
+class Stops(Callback):
     """Times at which a step ends, and where f may have a jump if `open`."""
 
     times: Any
@@ -266,9 +266,9 @@ def collect(callback, tstops, discontinuities) -> list[Callback]:
     """All callbacks of a solve, stops first, so that a jump of f at an event's time is known before the event."""
     stops: list[Callback] = []
     if discontinuities is not None:
-        stops.append(_Stops(_as_times(discontinuities, "discontinuities"), True))
+        stops.append(Stops(_as_times(discontinuities, "discontinuities"), True))
     if tstops is not None:
-        stops.append(_Stops(_as_times(tstops, "tstops"), False))
+        stops.append(Stops(_as_times(tstops, "tstops"), False))
     return [*stops, *flat_callbacks(callback)]
 
 
@@ -282,7 +282,7 @@ def programs(callbacks: list[Callback]) -> dict[str, Callable]:
             found[f"when:{i}"] = callback.condition
         elif isinstance(callback, PeriodicCallback):
             found[f"times:{i}"] = _times_function(callback.dt)
-        elif isinstance(callback, (PresetTimeCallback, _Stops)):
+        elif isinstance(callback, (PresetTimeCallback, Stops)):
             found[f"times:{i}"] = _times_function(callback.times)
         if callback.affect is not None:
             found[f"affect:{i}"] = _affect_function(callback.affect)
@@ -299,7 +299,7 @@ def make_system(callbacks: list[Callback], field: Field, max_events: int) -> Eve
     number = 0
     for i, callback in enumerate(callbacks):
         affect = None if callback.affect is None else f"affect:{i}"
-        if isinstance(callback, _Stops):
+        if isinstance(callback, Stops):
             size = field.companion(f"times:{i}").results[0].size
             kinds.append(Kind(SCHEDULED, f"times:{i}", None, -1, open=callback.open, size=size))
             continue

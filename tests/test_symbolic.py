@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sympy as sp
+from scipy.integrate import quad
 
 import odesens as ode
 from odesens import trace as trace_module
@@ -383,6 +384,14 @@ def test_piecewise():
     value, slope = jax.value_and_grad(lambda q: ode.solve(prob, p={k: q})[X][0])(1.0)
     close(value, 1 - 0.5 - 0.75, 1e-6)
     close(slope, -1.25, 1e-6)
+
+
+def test_negative_factors_stay_real():
+    system = System([(D(X), -0.5 * X + (-0.2 * Y) ** 3), (Y, -0.7 * t)], t)
+    prob = ode.ODEProblem(system, {X: 1.0}, (0.0, 1.0), saveat=[1.0], reltol=1e-10, abstol=1e-12)
+    cubes = lambda s: s**3 * np.exp(-0.5 * (1 - s))
+    want = np.exp(-0.5) + 0.14**3 * quad(cubes, 0, 1, epsabs=1e-14)[0]
+    close(ode.solve(prob)[X], [want], 1e-9)
 
 
 def test_systems_of_one_name_are_told_apart():

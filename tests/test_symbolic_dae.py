@@ -242,6 +242,14 @@ def test_initial_value_gradient_of_a_dae():
         ode.solve(ode.ODEProblem(none, {x: 4.0}, (0.0, 1.5), guesses={z: 1.0}))
 
 
+def test_a_default_of_an_algebraic_state_is_its_guess():
+    system = System([(D(x), -y), (0, y**2 - x)], t, defaults={x: 2.0, y: -1.0})
+    prob = ode.ODEProblem(system, {}, (0.0, 0.1))
+    close(prob.u0, [2.0, -np.sqrt(2)], 1e-12)
+    start = lambda v: ode.remake(prob, u0={x: v}).u0[1]
+    close(jax.grad(start)(2.0), -0.5 / np.sqrt(2), 1e-12)
+
+
 def test_cubic_constraints():
     # the reference page: x' = a x + y + z, 0 = y^3 + y - b x, 0 = z^3 + z - c y
     a, b, c, x0 = parameters("a b c x0")

@@ -11,6 +11,7 @@ from .initial import InitialValueError, UndeterminedWarning
 from .labels import Parameters, Tunables
 from .model import SimplifiedSystem
 from .problem import SymbolicProblem
+from .sbml import from_sbml
 from .simplify import StructureError, simplify
 from .symbols import D, Parameter, Unknown, parameters, t, unknowns
 from .system import System, equations
@@ -33,6 +34,7 @@ __all__ = [
     "Unknown",
     "connect",
     "equations",
+    "from_sbml",
     "parameters",
     "simplify",
     "t",

@@ -224,7 +224,7 @@ class PresetTimeEvent(_Event):
     @staticmethod
     def _checked(given) -> tuple[sympy.Expr, ...]:
         times = np.ravel(np.asarray(given, object))
-        return tuple(_constant(x, "a time of PresetTimeEvent") for x in times)
+        return tuple(constant(x, "a time of PresetTimeEvent") for x in times)
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +259,7 @@ class PeriodicEvent(_Event):
 
     @staticmethod
     def _checked(given) -> sympy.Expr:
-        return _constant(given, "dt of PeriodicEvent")
+        return constant(given, "dt of PeriodicEvent")
 
 
 def _crossing(given) -> sympy.Expr:
@@ -273,7 +273,8 @@ def _crossing(given) -> sympy.Expr:
     return expression(given, "condition of ContinuousEvent")
 
 
-def _constant(given, what: str) -> sympy.Expr:
+def constant(given, what: str) -> sympy.Expr:
+    """A number or an expression in parameters; `what` names it in the TypeError for anything else."""
     out = expression(given, what)
     bad = sorted(str(s) for s in out.free_symbols if not isinstance(s, Parameter))
     if bad:

@@ -31,9 +31,12 @@ class _Times(_Function):
 
 
 def callbacks(model: SimplifiedSystem) -> list:
-    """The callbacks of a model's events, made once."""
+    """The callbacks of a model's events, made once; jumps of the equations come first."""
     if "callbacks" not in model.made:
-        model.made["callbacks"] = [_callback(model, event) for event in model.flat.events]
+        events = [_callback(model, event) for event in model.flat.events]
+        times = [model.parse(e) for e in model.flat.discontinuities]
+        jumps = [cb.Stops(_Times(generate(model.terms, times, model.places)), True)] if times else []
+        model.made["callbacks"] = [*jumps, *events]
     return model.made["callbacks"]
 
 

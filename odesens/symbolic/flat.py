@@ -39,6 +39,7 @@ class Flat:
         The outer systems' go before those of inner systems, these before those of symbols.
     observed : tuple of (Unknown, expression)
     events : tuple
+    discontinuities : tuple of expressions in parameters
     functions : dict from str to callable
         Of undefined functions, by the names they have in the equations.
     """
@@ -52,6 +53,7 @@ class Flat:
     guesses: dict[Any, Any]
     observed: tuple[tuple[Unknown, sympy.Expr], ...]
     events: tuple
+    discontinuities: tuple
     functions: dict[str, Callable]
 
     def key(self, symbol) -> Any:
@@ -142,6 +144,7 @@ def flatten(root) -> Flat:
         guesses=_values("guess", "guesses", places, table),
         observed=observed,
         events=tuple(event.rewritten(space) for system, space in places for event in system.events),
+        discontinuities=tuple(space(x) for system, space in places for x in system.discontinuities),
         functions=functions,
     )
 

@@ -109,8 +109,8 @@ class Initialisation:
         self._written = plan.written
         self.pools = {pool: len(leaves) for pool, leaves in plan.parameters.items()}
         self.trivial = plan.trivial
-        where: dict[int, tuple[str, int | None]] = {leaf: ("w", i) for i, leaf in enumerate(plan.unknowns)}
-        where |= {leaf: place for leaf, place in given.numbers.items()} | plan.data
+        where: dict[int, tuple[str, int | None]] = {**given.numbers, **plan.data}
+        where |= {leaf: ("w", i) for i, leaf in enumerate(plan.unknowns)}  # not the defaults that yield to equations
         where[terms.time()] = ("t", None)
         where |= plan.guess_data({leaf: ("guess", i) for i, leaf in enumerate(given.guess)})
         make = lambda nodes, places: generate(terms, nodes, places)

@@ -11,7 +11,7 @@ import sympy
 
 from . import flat
 from .connect import Connection
-from .event_data import _Event, assignments, expression
+from .event_data import _Event, assignments, constant, expression
 from .flat import SHOWN, Flat, aligned, escaped, near, title
 from .namespace import Names, moved
 from .symbols import Parameter, SymbolArray, Unknown, indexed, scalar
@@ -72,6 +72,9 @@ class System:
         Unknowns that are given by an expression.
     events : sequence, optional
         Of `ContinuousEvent`, `DiscreteEvent`, `PresetTimeEvent`, `PeriodicEvent`.
+    discontinuities : sequence, optional
+        Times, numbers or expressions in parameters, at which equations have a jump, as those of a Piecewise in t: steps
+        end there, and derivatives in them are right. Events do not change them.
     initial : as equations, optional
         What holds at t0 only.
     systems : sequence of System, optional
@@ -107,6 +110,7 @@ class System:
     initial: tuple[Pair, ...]
     observed: tuple[tuple[Unknown, sympy.Expr], ...]
     events: tuple
+    discontinuities: tuple[sympy.Expr, ...]
     defaults: tuple[tuple[Any, Any], ...]
     guesses: tuple[tuple[Any, Any], ...]
     systems: dict[str, "System"]
@@ -124,6 +128,7 @@ class System:
         guesses: Mapping | None = None,
         observed: Any = (),
         events: Any = (),
+        discontinuities: Any = (),
         initial: Any = (),
         systems: Iterable["System"] = (),
         functions: Mapping | None = None,
@@ -143,6 +148,7 @@ class System:
             initial=tuple(_given(initial, f"{where}, initial equation")),
             observed=_observed(observed, where),
             events=_events(events, where),
+            discontinuities=_times(discontinuities, f"{where}, a time of discontinuities"),
             defaults=_values(defaults, f"{where}, defaults"),
             guesses=_values(guesses, f"{where}, guesses"),
             systems=_subsystems(systems, where),
@@ -163,6 +169,7 @@ class System:
                 names.scan(pair, where, seen)
         for event in self.events:
             names.scan(event.expressions(), where, seen)
+        names.scan(self.discontinuities, where, seen)
         names.scan(_declared(symbols, where), where, seen)
         for connection in self.connections:
             if not connection.names:
@@ -378,6 +385,10 @@ def _events(given, where: str) -> tuple:
                 f"got {type(event).__name__}: {event}"
             )
     return events
+
+
+def _times(given, what: str) -> tuple[sympy.Expr, ...]:
+    return tuple(constant(x, what) for x in np.ravel(np.asarray(given, object)))
 
 
 def _values(given, where: str) -> tuple[tuple[Any, Any], ...]:

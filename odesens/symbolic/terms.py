@@ -303,6 +303,10 @@ def _power(base: Number, exponent: Number) -> Number:
         return _exact(Fraction(base) ** exponent)
     if base == 0:
         return 0 if not isinstance(exponent, complex) and exponent > 0 else math.inf
+    if exponent == 1:
+        return base
+    if isinstance(exponent, int) and not isinstance(base, complex) and base < 0:
+        return _power(-base, exponent) * (-1 if exponent % 2 else 1)
     if isinstance(base, complex) or isinstance(exponent, complex) or base < 0:
         return complex(base) ** (complex(exponent) if isinstance(exponent, complex) else float(exponent))
     return float(base) ** float(exponent)
