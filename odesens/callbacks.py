@@ -128,7 +128,7 @@ class PeriodicCallback(Callback):
 class CallbackSet:
     """Several callbacks; events of one instant happen in this order. Sets may hold sets."""
 
-    def __init__(self, *callbacks):
+    def __init__(self, *callbacks: Any):
         self.callbacks = tuple(flat_callbacks(callbacks))
 
     def __repr__(self) -> str:

@@ -5,18 +5,21 @@ Owns: access to saved values, dense output, how the solve ended. Must not know: 
 
 import dataclasses
 import functools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, ArrayLike, Bool, Int, PyTree, Real
 
+from .algorithms import Algorithm
 from .call import COUNTS, RECORD, Call
 from .events import EventSystem
 from .plotting import time_series
 from .primitive import flow
 from .saveat import concrete
+from .sensealg import SensitivityAlgorithm
 from .status import ReturnCode
 
 
@@ -30,7 +33,7 @@ class Stats(NamedTuple):
     nreject: Any
 
 
-def return_code(code):
+def return_code(code: Int[Array, "..."]) -> ReturnCode | Int[Array, "..."]:
     """A solve's code as a `ReturnCode`; of many solves, or under a transform, the integers."""
     known = None if jnp.ndim(code) else concrete(code)
     return code if known is None else ReturnCode(int(known))
@@ -105,7 +108,17 @@ class ODESolution:
     """
 
     def __init__(
-        self, t, u, code, counts, operands, record, call: Call, u_tree, events: Events | None = None, labels=None
+        self,
+        t: Real[Array, "..."],
+        u: PyTree,
+        code: Int[Array, "..."],
+        counts: Int[Array, "..."],
+        operands: Sequence,
+        record: tuple | None,
+        call: Call,
+        u_tree: Any,
+        events: Events | None = None,
+        labels: Any = None,
     ):
         self.t = t
         self.u = u
@@ -118,21 +131,21 @@ class ODESolution:
         self._u_tree = u_tree
         self._labels = labels  # of a symbolic problem: the meaning of names
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple, tuple]:
         arrays = (self.t, self.u, self._code, self._counts, self._operands, self._record)
         return (*arrays, self.events, self._labels), (self._call, self._u_tree)
 
     @classmethod
-    def tree_unflatten(cls, static, children):
+    def tree_unflatten(cls, static: tuple, children: Sequence) -> "ODESolution":
         *arrays, events, labels = children
         return cls(*arrays, *static, events=events, labels=labels)
 
     @property
-    def alg(self):
+    def alg(self) -> Algorithm:
         return self._call.spec.alg
 
     @property
-    def sensealg(self):
+    def sensealg(self) -> SensitivityAlgorithm:
         return self._call.spec.sensealg
 
     @property
@@ -141,11 +154,11 @@ class ODESolution:
         return Stats(nf=nf, njacs=njacs, nfactor=nfactor, naccept=naccept, nreject=nreject)
 
     @property
-    def retcode(self):
+    def retcode(self) -> ReturnCode | Int[Array, "..."]:
         return return_code(self._code)
 
     @property
-    def success(self):
+    def success(self) -> bool | Bool[Array, "..."]:
         """Whether the end of the span was reached: a bool, or a boolean array under a transform."""
         ok = self._code <= ReturnCode.Terminated
         known = None if jnp.ndim(ok) else concrete(ok)
@@ -162,7 +175,7 @@ class ODESolution:
                 "or map over them with jax.vmap(lambda sol: sol(t))(sol)"
             )
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: Any) -> PyTree:
         if self._labels is not None and self._labels.handles(i):
             return self._labels.at(self.t, self.u, i)
         self._one_lane()
@@ -172,17 +185,17 @@ class ODESolution:
             raise TypeError(f"sol[{i!r}]: saved states are indexed by number; for a named component write sol.u[{i!r}]")
         return jax.tree.map(lambda x: x[i], self.u)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[PyTree]:
         return (self[i] for i in range(len(self)))
 
     @property
-    def ps(self):
+    def ps(self) -> Any:
         """`sol.ps[k]`: the parameters of a symbolic problem by name, at t0 for those that events change."""
         if self._labels is None:
             raise AttributeError("only solutions of symbolic problems have parameters by name")
         return self._labels.ps
 
-    def __call__(self, t, deriv: int = 0, idxs=None):
+    def __call__(self, t: Real[ArrayLike, "..."], deriv: int = 0, idxs: Any = None) -> PyTree:
         """The state at time t, or its time derivative of order `deriv`.
 
         Parameters
@@ -258,7 +271,7 @@ class ODESolution:
                 f"got {known.min():g} to {known.max():g}"
             )
 
-    def plot(self, vars=None, ax=None):
+    def plot(self, vars: Sequence[int] | None = None, ax: Any = None) -> Any:
         """Draw the saved states against time, events as dotted lines; see `odesens.plotting.time_series`."""
         self._one_lane()
         return time_series(self.t, self.u, self.events, vars=vars, ax=ax)

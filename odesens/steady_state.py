@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 from .algorithms import Algorithm, Rodas5P
 from .callbacks import DiscreteCallback
@@ -180,24 +180,24 @@ class SteadyStateSolution(eqx.Module):
     _labels: Any
     alg: Any = eqx.field(static=True)
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> Array:
         if self._labels is None or not self._labels.handles(key):
             raise TypeError(f"sol[{key!r}]: the state is sol.u; names are those of symbolic problems")
         return self._labels.at(jnp.asarray(jnp.inf, self.u.real.dtype), self.u, key)
 
     @property
-    def ps(self):
+    def ps(self) -> Any:
         """`sol.ps[k]`: the parameters of a symbolic problem by name."""
         if self._labels is None:
             raise AttributeError("only solutions of symbolic problems have parameters by name")
         return self._labels.ps
 
     @property
-    def retcode(self):
+    def retcode(self) -> ReturnCode | Int[Array, "..."]:
         return return_code(self._code)
 
     @property
-    def success(self):
+    def success(self) -> bool | Bool[Array, "..."]:
         known = None if jnp.ndim(self._code) else concrete(self._code)
         return self._code == ReturnCode.Success if known is None else int(known) == ReturnCode.Success
 
