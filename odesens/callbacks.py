@@ -231,7 +231,7 @@ class CallbackSet:
     2
     """
 
-    def __init__(self, *callbacks):
+    def __init__(self, *callbacks: Any):
         self.callbacks = tuple(flat_callbacks(callbacks))
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import PyTree
+from jaxtyping import ArrayLike, PyTree, Real
 
 from .trace import declare_stops
 
@@ -43,7 +43,7 @@ class Interpolation(eqx.Module):
     values: PyTree
     extrapolate: str = eqx.field(static=True)
 
-    def __init__(self, knots, values: PyTree, *, extrapolate: str = "hold", fewest: int = 2):
+    def __init__(self, knots: Real[ArrayLike, " m"], values: PyTree, *, extrapolate: str = "hold", fewest: int = 2):
         name = type(self).__name__
         self.knots = _checked_knots(knots, name, fewest)
         self.values = _checked_values(values, self.knots.shape[0], f"{name}: values")
@@ -51,7 +51,7 @@ class Interpolation(eqx.Module):
             raise ValueError(f'{name}: extrapolate must be "hold" or "extend", got {extrapolate!r}')
         self.extrapolate = extrapolate
 
-    def __call__(self, t) -> PyTree:
+    def __call__(self, t: Real[ArrayLike, "..."]) -> PyTree:
         """The value at the time t, a real scalar or an array of times, whose axes then lead."""
         declare_stops(self.knots, "jump")
         t = jnp.asarray(t)
@@ -67,7 +67,7 @@ class Interpolation(eqx.Module):
         """The value at one time, of the dtype in which times and knots are compared."""
         raise NotImplementedError
 
-    def derivative(self, t) -> PyTree:
+    def derivative(self, t: Real[ArrayLike, "..."]) -> PyTree:
         """The derivative in time at the real time t, at a knot to its right; zero where the end values are held."""
         t = jnp.asarray(t, None if jnp.issubdtype(jnp.result_type(t), jnp.floating) else jnp.result_type(float))
         return jax.jvp(self, (t,), (jnp.ones_like(t),))[1]
@@ -118,7 +118,7 @@ class ConstantInterpolation(Interpolation):
 
     side: str = eqx.field(static=True)
 
-    def __init__(self, knots, values: PyTree, *, side: str = "left"):
+    def __init__(self, knots: Real[ArrayLike, " m"], values: PyTree, *, side: str = "left"):
         super().__init__(knots, values, fewest=1)
         if side not in ("left", "right"):
             raise ValueError(f'ConstantInterpolation: side must be "left" or "right", got {side!r}')
@@ -160,7 +160,7 @@ class LinearInterpolation(Interpolation):
     4.000000
     """
 
-    def __init__(self, knots, values: PyTree, *, extrapolate: str = "hold"):
+    def __init__(self, knots: Real[ArrayLike, " m"], values: PyTree, *, extrapolate: str = "hold"):
         super().__init__(knots, values, extrapolate=extrapolate)
 
     def _at(self, t) -> PyTree:
@@ -214,7 +214,9 @@ class CubicHermiteInterpolation(Interpolation):
 
     derivatives: PyTree
 
-    def __init__(self, knots, values: PyTree, derivatives: PyTree = None, *, extrapolate: str = "hold"):
+    def __init__(
+        self, knots: Real[ArrayLike, " m"], values: PyTree, derivatives: PyTree = None, *, extrapolate: str = "hold"
+    ):
         super().__init__(knots, values, extrapolate=extrapolate)
         if derivatives is not None:
             what = "CubicHermiteInterpolation: derivatives"

@@ -147,7 +147,7 @@ class ODEProblem(Described):
         mass_matrix: Any = None,
         jac: Callable | None = None,
         jac_sparsity: Any = None,
-        **options,
+        **options: Any,
     ):
         if not callable(f):
             raise TypeError(f"{type(self).__name__} needs a function f(t, u, p) first, got {type(f).__name__}")
@@ -196,7 +196,7 @@ class ODEProblem(Described):
         """The numbers that the problem is made of, pytrees by the names that `with_values` takes."""
         return {"u0": self.u0, "p": self.p}
 
-    def with_values(self, **values) -> "ODEProblem":
+    def with_values(self, **values: Any) -> "ODEProblem":
         """A copy with other numbers of the same structure.
 
         Parameters
@@ -210,7 +210,7 @@ class ODEProblem(Described):
         """
         return self.remade(**values)
 
-    def remade(self, **changes) -> "ODEProblem":
+    def remade(self, **changes: Any) -> "ODEProblem":
         """What `remake` returns.
 
         Parameters
@@ -269,7 +269,7 @@ class SplitODEProblem(ODEProblem):
     f1: Any = None
     f2: Any = None
 
-    def __init__(self, f1: Callable, f2: Callable, u0: PyTree, tspan: Any, p: PyTree = None, **options):
+    def __init__(self, f1: Callable, f2: Callable, u0: PyTree, tspan: Any, p: PyTree = None, **options: Any):
         for f in (f1, f2):
             if not callable(f):
                 raise TypeError(f"SplitODEProblem needs two functions f(t, u, p) first, got {type(f).__name__}")
@@ -313,7 +313,7 @@ def check_options(options: dict, where: str) -> None:
         raise TypeError(f"{where} got unknown options {unknown}; known are {', '.join(OPTIONS)}")
 
 
-def remake(prob: ODEProblem, **changes) -> ODEProblem:
+def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:
     """A copy of the problem with the given parts exchanged.
 
     Parameters

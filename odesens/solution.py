@@ -5,13 +5,15 @@ Owns: access to saved values, dense output, how the solve ended. Must not know: 
 
 import dataclasses
 import functools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, ArrayLike, Bool, Int, PyTree, Real
 
+from .algorithms import Algorithm
 from .call import RECORD, Call
 from .components import shown
 from .events import EventSystem
@@ -19,6 +21,7 @@ from .health import Diagnosis, diagnose
 from .integrate.loop import COUNTS
 from .primitive import flow
 from .saveat import concrete
+from .sensealg import SensitivityAlgorithm
 from .status import ReturnCode
 from .view import View
 from .viewed import Viewed
@@ -34,7 +37,7 @@ class Stats(NamedTuple):
     nreject: Any
 
 
-def return_code(code):
+def return_code(code: Int[Array, "..."]) -> ReturnCode | Int[Array, "..."]:
     """A solve's code as a `ReturnCode`; of many solves, or under a transform, the integers."""
     known = None if jnp.ndim(code) else concrete(code)
     return code if known is None else ReturnCode(int(known))
@@ -141,7 +144,17 @@ class ODESolution(Viewed):
     """
 
     def __init__(
-        self, t, u, code, counts, operands, record, call: Call, u_tree, events: Events | None = None, labels=None
+        self,
+        t: Real[Array, "..."],
+        u: PyTree,
+        code: Int[Array, "..."],
+        counts: Int[Array, "..."],
+        operands: Sequence,
+        record: tuple | None,
+        call: Call,
+        u_tree: Any,
+        events: Events | None = None,
+        labels: Any = None,
     ):
         self.t = t
         self.u = u
@@ -154,22 +167,22 @@ class ODESolution(Viewed):
         self._u_tree = u_tree
         self._labels = labels  # of a symbolic problem: the meaning of names
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple, tuple]:
         arrays = (self.t, self.u, self._code, self._counts, self._operands, self._record)
         return (*arrays, self.events, self._labels), (self._call, self._u_tree)
 
     @classmethod
-    def tree_unflatten(cls, static, children):
+    def tree_unflatten(cls, static: tuple, children: Sequence) -> "ODESolution":
         *arrays, events, labels = children
         return cls(*arrays, *static, events=events, labels=labels)
 
     @property
-    def alg(self):
+    def alg(self) -> Algorithm:
         """The method that was used."""
         return self._call.spec.alg
 
     @property
-    def sensealg(self):
+    def sensealg(self) -> SensitivityAlgorithm:
         """The sensitivity algorithm of derivatives."""
         return self._call.spec.sensealg
 
@@ -180,12 +193,12 @@ class ODESolution(Viewed):
         return Stats(nf=nf, njacs=njacs, nfactor=nfactor, naccept=naccept, nreject=nreject)
 
     @property
-    def retcode(self):
+    def retcode(self) -> ReturnCode | Int[Array, "..."]:
         """How the solve ended: a `ReturnCode`, or an integer array under a transform."""
         return return_code(self._code)
 
     @property
-    def success(self):
+    def success(self) -> bool | Bool[Array, "..."]:
         """Whether the end of the span was reached: a bool, or a boolean array under a transform."""
         ok = self._code <= ReturnCode.Terminated
         known = None if jnp.ndim(ok) else concrete(ok)
@@ -202,7 +215,7 @@ class ODESolution(Viewed):
                 "or map over them with jax.vmap(lambda sol: sol(t))(sol)"
             )
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: Any) -> PyTree:
         """The state at saved time i; of a symbolic problem also what i, a name or an expression, is at all of them."""
         if self._labels is not None and self._labels.handles(i):
             return self._labels.at(self.t, self.u, i)
@@ -213,17 +226,17 @@ class ODESolution(Viewed):
             raise TypeError(f"sol[{i!r}]: saved states are indexed by number; for a named component write sol.u[{i!r}]")
         return jax.tree.map(lambda x: x[i], self.u)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[PyTree]:
         return (self[i] for i in range(len(self)))
 
     @property
-    def ps(self):
+    def ps(self) -> Any:
         """`sol.ps[k]`: the parameters of a symbolic problem by name, at t0 for those that events change."""
         if self._labels is None:
             raise AttributeError("only solutions of symbolic problems have parameters by name")
         return self._labels.ps
 
-    def __call__(self, t, deriv: int = 0, idxs=None):
+    def __call__(self, t: Real[ArrayLike, "..."], deriv: int = 0, idxs: Any = None) -> PyTree:
         """The state at time t, or its time derivative of order `deriv`.
 
         Parameters

@@ -64,7 +64,7 @@ DEFAULTS = {
 
 @functools.singledispatch
 def solve(
-    prob: ODEProblem, alg=None, *, u0: PyTree = None, p: PyTree = None, tspan: Any = None, **options
+    prob: ODEProblem, alg: Any = None, *, u0: PyTree = None, p: PyTree = None, tspan: Any = None, **options: Any
 ) -> ODESolution:
     """Solve M du/dt = f(t, u, p) from u(t0) = u0 over tspan = (t0, t1).
 

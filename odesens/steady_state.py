@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 from .algorithms import Algorithm, Rodas5P
 from .callbacks import DiscreteCallback
@@ -233,14 +233,14 @@ class SteadyStateSolution(Described, eqx.Module):
     _labels: Any
     alg: Any = eqx.field(static=True)
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> Array:
         """What key, a name or an expression of a symbolic problem, is at rest."""
         if self._labels is None or not self._labels.handles(key):
             raise TypeError(f"sol[{key!r}]: the state is sol.u; names are those of symbolic problems")
         return self._labels.at(jnp.asarray(jnp.inf, self.u.real.dtype), self.u, key)
 
     @property
-    def ps(self):
+    def ps(self) -> Any:
         """`sol.ps[k]`: the parameters of a symbolic problem by name."""
         if self._labels is None:
             raise AttributeError("only solutions of symbolic problems have parameters by name")
@@ -258,12 +258,12 @@ class SteadyStateSolution(Described, eqx.Module):
     __repr__ = Described.__repr__  # in place of the module's, which lists fields
 
     @property
-    def retcode(self):
+    def retcode(self) -> ReturnCode | Int[Array, "..."]:
         """How the search ended: a `ReturnCode`, or an integer array under a transform."""
         return return_code(self._code)
 
     @property
-    def success(self):
+    def success(self) -> bool | Bool[Array, "..."]:
         """Whether a steady state was found: a bool, or a boolean array under a transform."""
         known = None if jnp.ndim(self._code) else concrete(self._code)
         return self._code == ReturnCode.Success if known is None else int(known) == ReturnCode.Success

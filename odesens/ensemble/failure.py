@@ -3,6 +3,8 @@
 Owns: `EnsembleError`. Must not know: how they were solved.
 """
 
+from typing import Any
+
 import numpy as np
 
 from ..status import ReturnCode, SolveError
@@ -42,7 +44,7 @@ class EnsembleError(SolveError):
     [1] NonFinite
     """
 
-    def __init__(self, message: str, codes: np.ndarray, solution):
+    def __init__(self, message: str, codes: np.ndarray, solution: Any):
         self.indices = np.flatnonzero(codes > ReturnCode.Terminated)
         super().__init__(message, ReturnCode(int(codes[self.indices[0]])), float("nan"))
         self.retcodes = codes

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..algorithms import Algorithm
 from ..problem import check_options
 from ..saveat import concrete
 from ..solve import solve
@@ -25,14 +26,14 @@ BATCH = 1024  # trajectories of each device, where results are reduced, reported
 
 def solve_ensemble(
     eprob: EnsembleProblem,
-    alg=None,
+    alg: Algorithm | None = None,
     ensemblealg: EnsembleAlgorithm | None = None,
     *,
     trajectories: int | None = None,
     batch_size: int | None = None,
     progress: bool | Callable | None = None,
     checkpoint: Any = None,
-    **options,
+    **options: Any,
 ) -> EnsembleSolution:
     """Solve an ensemble: `solve(eprob, alg, ensemblealg, trajectories=N)`.
 

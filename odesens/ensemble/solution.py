@@ -4,12 +4,14 @@ Owns: access to trajectories, statistics over them, how each ended. Must not kno
 """
 
 import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Int, PyTree, Real
 
 from ..call import Call
 from ..components import shown
@@ -111,33 +113,40 @@ class EnsembleSolution(Viewed):
     [0.3992 0.1843]
     """
 
-    def __init__(self, u, codes, counts, operands: Operands | None, reduced: bool):
+    def __init__(
+        self,
+        u: PyTree,
+        codes: Int[Array, " N"],
+        counts: Int[Array, "N counts"],
+        operands: Operands | None,
+        reduced: bool,
+    ):
         self.u = u
         self.retcodes = codes
         self._counts = counts
         self._operands = operands
         self._reduced = reduced
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple, bool]:
         return (self.u, self.retcodes, self._counts, self._operands), self._reduced
 
     @classmethod
-    def tree_unflatten(cls, static, children):
+    def tree_unflatten(cls, static: bool, children: Sequence) -> "EnsembleSolution":
         u, codes, counts, operands = children
         return cls(u, codes, counts, operands, static)
 
     @property
-    def t(self):
+    def t(self) -> Real[Array, "..."] | None:
         """The saved times (m,) or (N, m); None where trajectories have none."""
         return None if self._operands is None else self._operands.values[self._operands.call.i_ts]
 
     @property
-    def converged(self):
+    def converged(self) -> Bool[Array, " N"]:
         """Which trajectories reached the end of their spans (N,)."""
         return self.retcodes <= int(ReturnCode.Terminated)
 
     @property
-    def success(self):
+    def success(self) -> bool | Bool[Array, ""]:
         """Whether all of them did: a bool, or a boolean array under a transform."""
         ok = jnp.all(self.converged)
         known = concrete(ok)
@@ -152,7 +161,7 @@ class EnsembleSolution(Viewed):
     def __len__(self) -> int:
         return self.retcodes.shape[0]
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: int) -> Any:
         """Trajectory i."""
         if self._reduced:
             raise TypeError(
@@ -170,10 +179,10 @@ class EnsembleSolution(Viewed):
         ended = self.retcodes[i], self._counts[i]
         return ODESolution(operands[own.call.i_ts], u, *ended, operands, None, own.call, own.u_tree, labels=labels)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))
 
-    def summary(self, quantiles=QUANTILES) -> Summary:
+    def summary(self, quantiles: Sequence[float] = QUANTILES) -> Summary:
         """Mean, standard deviation and quantiles over the trajectories that converged, at each saved time.
 
         Parameters

@@ -4,6 +4,7 @@ Owns: the factor by which a step size changes, the first step size. Must not kno
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -59,7 +60,7 @@ class PIDController:
                 f"safety={self.safety}, factor_min={self.factor_min}, factor_max={self.factor_max}"
             )
 
-    def factor(self, k: int, log_err, log_err1, log_err2, accepted):
+    def factor(self, k: int, log_err: Any, log_err1: Any, log_err2: Any, accepted: Any) -> Any:
         """The factor for the next step from the logarithms of the last three errors: one exponential, no power.
 
         Parameters
@@ -89,7 +90,7 @@ def log_error(err):
     return jnp.log(jnp.where(jnp.isfinite(err), jnp.maximum(err, 1e-10), jnp.inf).astype(err.dtype))
 
 
-def IController(**options) -> PIDController:
+def IController(**options: float) -> PIDController:
     """The classical controller dt_new = dt safety (1/err)^(1/k): fast, without memory.
 
     Parameters
@@ -110,7 +111,7 @@ def IController(**options) -> PIDController:
     return PIDController(kP=0.0, kI=1.0, kD=0.0, **options)
 
 
-def PIController(kP: float = 0.4, kI: float = 0.3, **options) -> PIDController:
+def PIController(kP: float = 0.4, kI: float = 0.3, **options: float) -> PIDController:
     """The default: smoother step sizes, fewer rejections.
 
     Parameters

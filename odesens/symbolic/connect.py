@@ -36,7 +36,7 @@ class Connection:
         return f"connect({', '.join(shown)})"
 
 
-def connect(*members) -> Connection:
+def connect(*members: Any) -> Connection:
     """Connect unknowns or connectors.
 
     Parameters

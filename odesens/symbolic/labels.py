@@ -4,7 +4,7 @@ Owns: `Parameters`, `Tunables`, `Labels` (what a solution knows of its model). M
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import sympy as sp
 from jax.core import Tracer
+from jaxtyping import PyTree
 
 from ..trace import is_array
 from .generate import Generated, generate
@@ -67,18 +68,18 @@ class Tunables(Mapping):
     (['k', 'r'], 3.0)
     """
 
-    def __init__(self, names: tuple[str, ...], array):
+    def __init__(self, names: tuple[str, ...], array: PyTree):
         self.names = names
         self.array = array
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple, tuple[str, ...]]:
         return (self.array,), self.names
 
     @classmethod
-    def tree_unflatten(cls, names, children):
+    def tree_unflatten(cls, names: tuple[str, ...], children: Sequence) -> "Tunables":
         return cls(names, *children)
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> PyTree:
         """The value of a parameter, given by key, its symbol or its name."""
         name = getattr(key, "name", key)
         if name not in self.names:
@@ -103,7 +104,7 @@ class Tunables(Mapping):
     def __hash__(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         return id(self)
 
-    def replace(self, values) -> "Tunables":
+    def replace(self, values: Any) -> "Tunables":
         """A copy with other values.
 
         Parameters

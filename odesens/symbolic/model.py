@@ -135,7 +135,7 @@ class SimplifiedSystem:
         exchange = {leaf: self.value(leaf) for leaf in unknown_leaves(self.terms, node) if leaf not in self._chosen}
         return self.terms.substitute([node], exchange)[0] if exchange else node
 
-    def parse(self, expr) -> int:
+    def parse(self, expr: Any) -> int:
         """The node of a user's expression `expr`: a name, a symbol, or made of symbols.
 
         Raises
@@ -153,7 +153,7 @@ class SimplifiedSystem:
         """The symbol under its own name, where that of the system is before it."""
         return symbol.renamed(self.terms.nodes[self.leaf(symbol)][1])
 
-    def leaf(self, key) -> int:
+    def leaf(self, key: Any) -> int:
         """The leaf of a key: an unknown, a time derivative or a parameter, by symbol or name."""
         return find(self.flat, self.terms, key)
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jaxtyping import Array
 
 from ..fingerprint import Frozen
 from ..methods.linear import SMALL
@@ -115,7 +116,7 @@ class SymbolicProblem(ODEProblem):
         stabilization: float | None = None,
         jac: bool = False,
         jac_sparsity: Any = None,
-        **options,
+        **options: Any,
     ):
         if tspan is None:
             raise ValueError("ODEProblem(system, u0, tspan, p) needs tspan=(t0, t1)")
@@ -157,12 +158,12 @@ class SymbolicProblem(ODEProblem):
         return start(program, {**pools, "t": t0}, self.calls)
 
     @property
-    def u0(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+    def u0(self) -> Array:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The initial state (n,) in the order of `system.unknowns`."""
         return self.resolved().u0
 
     @property
-    def p(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+    def p(self) -> Parameters:  # pyright: ignore[reportIncompatibleVariableOverride]
         """All parameters, as the field takes them."""
         return self.resolved().p
 
@@ -175,11 +176,11 @@ class SymbolicProblem(ODEProblem):
         )
 
     @property
-    def ps(self):
+    def ps(self) -> Any:
         """`ps[k]`: parameters by name, at t0."""
         return Labels(self.system, self.p).ps
 
-    def resolved(self, u0=None, p=None, tspan=None) -> Resolved:
+    def resolved(self, u0: Any = None, p: Any = None, tspan: Any = None) -> Resolved:
         if u0 is not None or p is not None or tspan is not None:
             changes = {k: v for k, v in dict(u0=u0, p=p, tspan=tspan).items() if v is not None}
             return self.remade(**changes).resolved()
@@ -208,7 +209,7 @@ class SymbolicProblem(ODEProblem):
         vars(problem).update(vars(self), vectors=vectors, calls=calls)
         return problem
 
-    def remade(self, **changes) -> "SymbolicProblem":
+    def remade(self, **changes: Any) -> "SymbolicProblem":
         model = self.system
         own = {k: changes.pop(k) for k in ("u0", "p", "guesses") if k in changes}
         parts = {k: changes.pop(k) for k in ("functions", "tspan", "jac", "jac_sparsity") if k in changes}

@@ -52,7 +52,7 @@ class _Named(sympy.Symbol):
             return self.metadata.get(key, given[key])
         raise AttributeError(f"{type(self).__name__} {self.name} has no attribute {key!r}; it has {', '.join(given)}")
 
-    def renamed(self, name: str):
+    def renamed(self, name: str) -> Any:
         """The symbol of another name with the same metadata."""
         return type(self)(name, **self.metadata)
 
@@ -236,7 +236,7 @@ def _make(cls, names, shape, metadata: dict):
     return sympy.symbols(names, cls=make)
 
 
-def unknowns(names, *, shape=None, **metadata) -> Any:
+def unknowns(names: str, *, shape: int | tuple[int, ...] | None = None, **metadata: Any) -> Any:
     """Functions of time that a system determines.
 
     Parameters
@@ -269,7 +269,7 @@ def unknowns(names, *, shape=None, **metadata) -> Any:
     return _make(Unknown, names, shape, metadata)
 
 
-def parameters(names, *, shape=None, **metadata) -> Any:
+def parameters(names: str, *, shape: int | tuple[int, ...] | None = None, **metadata: Any) -> Any:
     """Values that do not depend on time.
 
     Parameters
@@ -335,7 +335,7 @@ class TimeDerivative(sympy.Expr):
         return rf"\frac{{d{power} {printer._print(self.unknown)}}}{{d t{power}}}"
 
 
-def D(expr, n: int = 1) -> Any:
+def D(expr: Any, n: int = 1) -> Any:
     """The n-th time derivative.
 
     Parameters

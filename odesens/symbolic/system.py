@@ -20,7 +20,7 @@ from .symbols import t as time
 Pair = tuple[sympy.Expr, sympy.Expr]
 
 
-def equations(lhs, rhs) -> list:
+def equations(lhs: Any, rhs: Any) -> list:
     """The equations lhs = rhs, entry by entry.
 
     `sympy.Eq(x, y)` tries to find whether it holds: it may be True or False, and takes milliseconds for a sum. Here
@@ -120,8 +120,8 @@ class System:
 
     def __init__(
         self,
-        equations,
-        t,
+        equations: Any,
+        t: sympy.Symbol,
         *,
         symbols: Iterable = (),
         defaults: Mapping | None = None,
