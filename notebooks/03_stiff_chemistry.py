@@ -99,7 +99,7 @@ for i, (name, scale) in enumerate((("A", 1.0), ("B", 1e4), ("C", 1.0))):
     label = name if scale == 1 else f"{name} x $10^4$"
     axes.semilogx(long.t[1:], scale * long.u[1:, i], color=f"C{i}", label=label)
     axes.semilogx(as_dae.t, scale * as_dae.u[:, i], "o", color=f"C{i}", markersize=4)
-axes.set(xlabel="t", xlim=(2e-5, 2e11), title="Robertson: the ODE (lines) and the DAE (dots)")
+axes.set(xlabel="t", ylabel="fraction", xlim=(2e-5, 2e11), title="Robertson: the ODE (lines) and the DAE (dots)")
 axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 

@@ -135,7 +135,7 @@ for number, theta in enumerate(np.exp(thetas), 1):
 figure, axes = plt.subplots(3, 4, figsize=(10, 6), sharex=True, sharey=True)
 fine = np.linspace(0, 25, 126)
 for k, ax in enumerate(axes.flat):
-    ax.plot(TIMES[k], DATA[k], "o", markersize=3)
+    ax.plot(TIMES[k], DATA[k], "o", markersize=3, label="measured")
     ax.plot(fine, bateman(thetas[k], DOSES[k], fine), label="own")
     ax.plot(fine, bateman(fit.x, DOSES[k], fine), "--", label="common")
     ax.set_title(f"subject {k + 1}", fontsize=8)
@@ -183,7 +183,9 @@ print("the last is exactly ", np.round(bateman(fit.x, 1.0, 12.0), 5))
 
 sol = ode.solve(regimen, p={"ka": ka, "ke": ke, **plan}, saveat=0.1)
 ax = sol.plot()
-ax.set_ylabel("mg/kg in the gut, in the blood")
+ax.set(xlabel="hours", ylabel="mg/kg")
+ax.legend(["in the gut", "in the blood", "doses"], loc="center left", bbox_to_anchor=(1, 0.5))
+plt.tight_layout()
 plt.show()
 
 # %% [markdown]
@@ -253,7 +255,9 @@ settings = {"low": 19.0, "high": 21.0, "heater": 0.0}
 sol = ode.solve(day, p=settings, saveat=0.05)
 print(sol)
 ax = sol.plot(vars=[0])
-ax.set_ylabel("degrees")
+ax.set(xlabel="hours", ylabel="degrees Celsius")
+ax.legend(["temperature", "switched"], loc="center left", bbox_to_anchor=(1, 0.5))
+plt.tight_layout()
 plt.show()
 
 

@@ -57,13 +57,13 @@ sol
 
 # %%
 steps = sol.stats.naccept + sol.stats.nreject
-fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3))
+fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3))
 left.loglog(mu, steps, ".")
 left.set(xlabel="mu", ylabel="steps")
 for i in np.argsort(mu)[[0, 128, 255]]:
     right.plot(sol.t, sol.u[i, :, 0], label=f"mu = {mu[i]:.2g}")
 right.set(xlabel="t", ylabel="u")
-right.legend()
+right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %% [markdown]
@@ -116,8 +116,8 @@ fig, ax = plt.subplots(figsize=(8, 3))
 for j, name in enumerate(["prey", "predators"]):
     ax.fill_between(summary.t, *summary.quantiles[::2, :, j], alpha=0.3)
     ax.plot(summary.t, summary.quantiles[1, :, j], label=name)
-ax.set(xlabel="t")
-ax.legend()
+ax.set(xlabel="t", ylabel="population")
+ax.legend(title="median, 5 to 95 %", loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %% [markdown]

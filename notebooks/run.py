@@ -68,6 +68,15 @@ def drift(script: Path, notebook: nbformat.NotebookNode) -> str | None:
         return f"the cells of {path.name} differ from {script.name}"
     if any(cell.cell_type == "code" and cell.execution_count is None for cell in stored.cells):
         return f"{path.name} has cells that were never executed"
+    return without_picture(stored)
+
+
+def without_picture(notebook: nbformat.NotebookNode) -> str | None:
+    """Which cell shows a picture but has none among its outputs, or None."""
+    for i, cell in enumerate(notebook.cells):
+        shows = cell.cell_type == "code" and "plt.show()" in cell.source
+        if shows and not any("image/png" in output.get("data", {}) for output in cell.outputs):
+            return f"cell {i} shows a picture, but its outputs have none"
     return None
 
 
@@ -84,6 +93,7 @@ def main(arguments=None) -> int:
     parser.add_argument("names", nargs="*", help="beginnings of the names of notebooks; all by default")
     options = parser.parse_args(arguments)
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    os.environ.pop("MPLBACKEND", None)  # pictures belong into the notebooks
     scripts = [s for s in sorted(HERE.glob("[0-9]*.py")) if s.name.startswith(tuple(options.names) or "")]
     failures = 0 if scripts else 1
     for script in scripts:
@@ -97,6 +107,8 @@ def main(arguments=None) -> int:
         if not options.check and problem is None:
             if name := leak(notebook):
                 problem = f"the outputs name this machine: {name}"
+            elif missing := without_picture(notebook):
+                problem = missing
             else:
                 nbformat.write(notebook, script.with_suffix(".ipynb"))
         failures += problem is not None

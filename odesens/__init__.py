@@ -1,6 +1,6 @@
 """Differentiable ordinary differential equations on JAX: the public names, nothing else."""
 
-from . import interpolation, plotting
+from . import compat, interpolation, plotting
 from .algorithms import (
     BS3,
     DOP853,
@@ -38,6 +38,8 @@ from .ensemble import (
     EnsembleSolution,
     EnsembleVectorized,
 )
+from .gradient_check import GradientCheck, check_gradient
+from .health import Diagnosis
 from .jacobian_check import check_jacobian
 from .methods.controller import IController, PIController, PIDController
 from .problem import BrownBasic, CheckInit, ODEProblem, SplitODEProblem, remake
@@ -51,6 +53,7 @@ from .sensealg import (
     InterpolatingAdjoint,
     QuadratureAdjoint,
 )
+from .sensitivity_report import SensitivityReport, sensitivity_report
 from .solution import Events, ODESolution
 from .solve import solve
 from .status import ReturnCode, SolveError
@@ -76,6 +79,7 @@ __all__ = [
     "CallbackSet",
     "CheckInit",
     "ContinuousCallback",
+    "Diagnosis",
     "DiscreteAdjoint",
     "DiscreteCallback",
     "DynamicSS",
@@ -89,6 +93,7 @@ __all__ = [
     "Events",
     "ForwardSensitivity",
     "GaussAdjoint",
+    "GradientCheck",
     "Heun",
     "IController",
     "InterpolatingAdjoint",
@@ -111,6 +116,7 @@ __all__ = [
     "Rosenbrock23",
     "SSRootfind",
     "SavedSolution",
+    "SensitivityReport",
     "SolveError",
     "SplitODEProblem",
     "SteadyStateProblem",
@@ -121,12 +127,15 @@ __all__ = [
     "Vern8",
     "Vern9",
     "cache_compilations",
+    "check_gradient",
     "check_jacobian",
+    "compat",
     "compile_loops_natively",
     "interpolation",
     "load",
     "loops_are_native",
     "plotting",
     "remake",
+    "sensitivity_report",
     "solve",
 ]

@@ -14,7 +14,16 @@ from .methods.tableaus import AutoSwitch, BdfTableau, EsdirkTableau, RosenbrockT
 
 @dataclass(frozen=True)
 class LU:
-    """Linear systems by factorisation: LAPACK's, elementwise for few states, within the band where that is narrow."""
+    """Linear systems by factorisation: LAPACK's, elementwise for few states, within the band where that is narrow.
+
+    The default of every stiff method: W = M / gamma - dt df/du is factored once a step.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> ode.Rodas5P(linsolve=ode.LU())
+    Rodas5P(linsolve=LU())
+    """
 
 
 @dataclass(frozen=True)
@@ -23,8 +32,21 @@ class GMRES:
 
     Parameters
     ----------
-    rtol : residual relative to the right-hand side at which it stops
-    restart : dimension of the Krylov space
+    rtol : float
+        The residual, relative to the right-hand side, at which an iteration stops; 0 < rtol < 1.
+    restart : int
+        The dimension of the Krylov space, at least 1.
+
+    Raises
+    ------
+    ValueError
+        For values outside these ranges.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> ode.KenCarp4(linsolve=ode.GMRES(rtol=1e-8))
+    KenCarp4(linsolve=GMRES(rtol=1e-08, restart=30))
     """
 
     rtol: float = 1e-10
@@ -43,6 +65,7 @@ class Algorithm:
 
     @property
     def order(self) -> int:
+        """The order of convergence."""
         return self.tableau.order
 
     @property
@@ -65,6 +88,8 @@ class ExplicitRungeKutta(Algorithm):
     """Base of the explicit Runge-Kutta methods."""
 
     tableau: ClassVar[Tableau]
+    _step: ClassVar[str] = "    k_i = f(t + c_i dt, u + dt sum_(j<i) a_ij k_j),   u1 = u + dt sum_i b_i k_i"
+    _parameters: ClassVar[str] = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,6 +102,11 @@ class StiffAlgorithm(Algorithm):
     """
 
     tableau: ClassVar[Any]
+    _parameters: ClassVar[str] = (
+        "Parameters\n----------\nlinsolve : LU() or GMRES(), optional\n    How linear systems are solved; by default "
+        "LU, within the band where the\n    Jacobian's pattern has a narrow one.\n\n"
+        "Raises\n------\nTypeError\n    Where linsolve is anything else.\n\n"
+    )
     linsolve: LU | GMRES | None = None
 
     def __post_init__(self):
@@ -97,12 +127,19 @@ class Rosenbrock(StiffAlgorithm):
     """Base of the Rosenbrock methods: one Jacobian and one factorisation a step, no iteration."""
 
     tableau: ClassVar[RosenbrockTableau]
+    _step: ClassVar[str] = (
+        "    (M/gamma - dt J) k_i = f(t + c_i dt, u + dt sum_j a_ij k_j) + M sum_j coupling_ij k_j + d_i dt f_t,\n"
+        "    u1 = u + dt sum_i b_i k_i,    J = f_u(t, u)"
+    )
 
 
 class Esdirk(StiffAlgorithm):
     """Base of the ESDIRK methods: one Jacobian and one factorisation a step, simplified Newton iterations a stage."""
 
     tableau: ClassVar[EsdirkTableau]
+    _step: ClassVar[str] = (
+        "    M k_i = f(t + c_i dt, u + dt sum_(j<i) a_ij k_j + dt gamma k_i),    u1 = u + dt sum_i b_i k_i"
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -134,14 +171,53 @@ def AutoTsit5(stiff: StiffAlgorithm) -> AutoAlgorithm:
 
     The explicit method gives way when |dt| |J|, estimated from its last two stages and one product with J, has exceeded
     0.75 of the length of its region of stability in 11 more accepted steps than not; the stiff one when it has been
-    below in 4 more steps than not, |J| then being the largest row sum of the Jacobian. `stiff` may be Rosenbrock or
-    ESDIRK.
+    below in 4 more steps than not, |J| then being the largest row sum of the Jacobian.
+
+    Parameters
+    ----------
+    stiff : Rosenbrock or ESDIRK method
+        Such as `Rodas5P()`; it may have a `linsolve` of its own.
+
+    Returns
+    -------
+    AutoAlgorithm
+
+    Raises
+    ------
+    TypeError
+        Where `stiff` is a method of another kind.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> ode.AutoTsit5(ode.Rodas5P())
+    AutoTsit5(Rodas5P())
     """
     return AutoAlgorithm(nonstiff=Tsit5(), stiff=stiff)
 
 
 def AutoDP5(stiff: StiffAlgorithm) -> AutoAlgorithm:
-    """`DP5()` where the problem is not stiff, `stiff` where it is; see `AutoTsit5`."""
+    """`DP5()` where the problem is not stiff, `stiff` where it is; see `AutoTsit5`.
+
+    Parameters
+    ----------
+    stiff : Rosenbrock or ESDIRK method
+
+    Returns
+    -------
+    AutoAlgorithm
+
+    Raises
+    ------
+    TypeError
+        Where `stiff` is a method of another kind.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> ode.AutoDP5(ode.TRBDF2()).stiff
+    TRBDF2()
+    """
     return AutoAlgorithm(nonstiff=DP5(), stiff=stiff)
 
 
@@ -154,7 +230,10 @@ def _class(base: type, name: str, tableau, what: str) -> Any:
         f"; error estimate of order {tableau.embedded_order}" if tableau.b_err else "; no error estimate: give dt0"
     )
     doc = (
-        f"{what}\n\nOrder {tableau.order}{embedded}; dense output of order {tableau.dense_order}.\n\n{tableau.citation}"
+        f"{what}\n\n{base._step}\n\nOrder {tableau.order}{embedded}; dense output of order {tableau.dense_order}.\n\n"
+        f"{base._parameters}Source: {tableau.citation}\n\n"
+        f"Examples\n--------\n>>> import odesens as ode\n>>> ode.{name}().order, ode.{name}().adaptive\n"
+        f"({tableau.order}, {tableau.b_err is not None})\n"
     )
     body = {"tableau": tableau, "__doc__": doc, "__module__": __name__}
     return dataclass(frozen=True, repr=issubclass(base, ExplicitRungeKutta))(type(name, (base,), body))
@@ -200,8 +279,15 @@ class FBDF(StiffAlgorithm):
 
     Parameters
     ----------
-    linsolve : `LU()` or `GMRES()`; by default LU, within the band where the Jacobian's pattern has a narrow one.
-    max_order : the highest order, 1 to 5
+    linsolve : LU() or GMRES(), optional
+        How linear systems are solved; by default LU, within the band where the Jacobian's pattern has a narrow one.
+    max_order : int
+        The highest order, 1 to 5.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where linsolve is anything else, or max_order is not in that range.
 
     Notes
     -----
@@ -211,6 +297,12 @@ class FBDF(StiffAlgorithm):
 
     Sources: Jackson, Sacks-Davis, ACM TOMS 6 (1980); Brenan, Campbell, Petzold, Numerical Solution of Initial-Value
     Problems in Differential-Algebraic Equations (1996), section 5.2; Hindmarsh et al., SUNDIALS, ACM TOMS 31 (2005).
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> ode.FBDF(max_order=3)
+    FBDF(max_order=3)
     """
 
     max_order: int = 5
@@ -221,6 +313,7 @@ class FBDF(StiffAlgorithm):
 
     @property
     def tableau(self) -> BdfTableau:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Coefficients and citations."""
         return _bdf(self.max_order)
 
     def __repr__(self) -> str:

@@ -10,7 +10,8 @@ Operands, in this order:
     w        one cotangent for each linear result             where `want` is given (A_k)
 Results: T_k: the saved u leaves, and of a solve with events their times (E,), the u leaves before, and those after;
 T_0 also how the solve ended, which events there were, and its record where `emit_record`. A_k: the wanted components of
-the gradient, and the return code of the backward solve. The record of a solve with events is their list.
+the gradient, and the return code and counts of the backward solve (1 + COUNTS,). The record of a solve with events is
+their list.
 """
 
 import functools
@@ -25,7 +26,6 @@ from .sensealg import SensitivityAlgorithm
 
 NONE, LANE, SHARED = 0, 1, 2  # a component of A_k's gradient: not wanted, one per lane, the sum over lanes
 RECORD = 4  # arrays of a record
-COUNTS = 5  # accepted and rejected steps, evaluations of f, factorisations, Jacobians
 _OPTIONS = len(Options._fields)
 
 
@@ -43,6 +43,7 @@ class Spec:
     events: EventSystem | None = None
     width: int | None = None  # lanes in the loop at once, the others in a queue; all of them where None
     entries: tuple[str, ...] = ()  # names of the state's entries, where a model gives them
+    progress: bool = False  # whether the solve itself, no derivative of it, reports how far it has come
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,10 @@ class Call:
     def has_info(self) -> bool:
         """Whether the call integrates the primal problem, and so tells how that ended."""
         return not (self.order or self.adjoint or self.given_record)
+
+    @property
+    def reports(self) -> bool:
+        return self.spec.progress and self.has_info
 
     @property
     def n_values(self) -> int:

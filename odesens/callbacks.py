@@ -45,6 +45,13 @@ class ContinuousCallback(Callback):
     terminate : bool
         Whether the solve ends there: `sol.retcode` is then `Terminated`.
 
+    Raises
+    ------
+    TypeError, ValueError
+        For a condition or an affect that takes other arguments, a direction that is not -1, 0 or 1.
+
+    Notes
+    -----
     Conventions. A condition that is zero at t0, or just after its own event, is at the start of its next excursion: its
     sign is that of its derivative along the solution, and that zero is no event. Each step is sampled at its quarters,
     so that two crossings within a step are seen. Events of one instant happen in the order in which the callbacks were
@@ -55,6 +62,16 @@ class ContinuousCallback(Callback):
 
     Derivatives of every order go through the event's time, t_e = root of condition(t, u(t), p), by the implicit
     function theorem with the field f itself (saltation); see `odesens.segments`.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, odesens as ode
+    >>> fall = ode.ContinuousCallback(lambda t, u, p: u[0], terminate=True, direction=-1)
+    >>> f = lambda t, u, p: jnp.stack([u[1], -p])
+    >>> ball = ode.ODEProblem(f, [5.0, 0.0], (0.0, 9.0), 10.0, callback=fall, max_events=1)
+    >>> time = lambda p: ode.solve(ball, p=p, saveat=[9.0]).events.t[0]
+    >>> print(f"{time(10.0):.4f} {jax.grad(time)(10.0):.4f}")  # sqrt(2 h / p), -1/2 sqrt(2 h / p^3)
+    1.0000 -0.0500
     """
 
     condition: Callable
@@ -74,8 +91,29 @@ class ContinuousCallback(Callback):
 class DiscreteCallback(Callback):
     """An event at the end of each accepted step at which condition(t, u, p) is true.
 
-    `affect(t, u, p)` and `terminate` as for `ContinuousCallback`. Which steps these are depends on the step sizes, so
-    the event's time counts as fixed in derivatives.
+    Which steps these are depends on the step sizes, so the event's time counts as fixed in derivatives.
+
+    Parameters
+    ----------
+    condition : callable
+        condition(t, u, p) -> truth value.
+    affect : callable, optional
+        affect(t, u, p) -> u, or (u, p) with new parameters for the rest of the solve. Default: nothing changes.
+    terminate : bool
+        Whether the solve ends there: `sol.retcode` is then `Terminated`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a condition or an affect that takes other arguments.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> stop = ode.DiscreteCallback(lambda t, u, p: u < 0.5, terminate=True)
+    >>> decay = ode.ODEProblem(lambda t, u, p: -u, 1.0, (0.0, 9.0), callback=stop, max_events=1)
+    >>> ode.solve(decay, saveat=[9.0]).retcode.name
+    'Terminated'
     """
 
     condition: Callable
@@ -89,11 +127,38 @@ class DiscreteCallback(Callback):
 
 @dataclass(frozen=True, eq=False)
 class PresetTimeCallback(Callback):
-    """A jump at each of the times (m,), which are differentiable: an array, or a function times(p) of the parameters.
+    """A jump at each of the times, which are differentiable.
 
     A step ends at each of them. Times before t0 and after t1 are left out; one at t0 happens before anything else.
-    `affect(t, u, p)`, or `affect(t, u, p, i)` with the number i of the time, and `terminate` as for
-    `ContinuousCallback`.
+
+    Parameters
+    ----------
+    times : array (m,), or function of p
+        In the units of tspan; an array, or times(p) of the parameters.
+    affect : callable, optional
+        affect(t, u, p), or affect(t, u, p, i) with the number i of the time, -> u, or (u, p) with new parameters for
+        the rest of the solve. Default: nothing changes.
+    terminate : bool
+        Whether the solve ends there: `sol.retcode` is then `Terminated`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an affect that takes other arguments, or times that are not real.
+
+    Notes
+    -----
+    Of a time s, with a(t, u, p) the state after the jump and f-, f+ the field before and after it, the derivative of
+    the state after it is du+/ds = a_u f- + a_t - f+.
+
+    Examples
+    --------
+    >>> import jax, odesens as ode
+    >>> dose = ode.PresetTimeCallback(lambda p: p, lambda t, u, p: u + 1.0)  # the times are the parameters
+    >>> body = ode.ODEProblem(lambda t, u, p: -u, 0.0, (0.0, 2.0), callback=dose, max_events=2)
+    >>> level = lambda p: ode.solve(body, p=p, saveat=[2.0]).u[0]
+    >>> print(jax.grad(level)(jax.numpy.array([0.0, 1.0])).round(4))  # exp(-2), exp(-1)
+    [0.1353 0.3679]
     """
 
     times: Any
@@ -109,8 +174,28 @@ class PresetTimeCallback(Callback):
 class PeriodicCallback(Callback):
     """A jump every dt, first at t0 + dt, as long as the solve goes on.
 
-    dt is a positive number, which is differentiable, or a function dt(p). `affect` and `terminate` as for
-    `PresetTimeCallback`.
+    Parameters
+    ----------
+    dt : number, or function of p
+        Positive, in the units of tspan; differentiable.
+    affect : callable, optional
+        affect(t, u, p), or affect(t, u, p, i) with the number i of the time, -> u, or (u, p) with new parameters for
+        the rest of the solve. Default: nothing changes.
+    terminate : bool
+        Whether the solve ends there: `sol.retcode` is then `Terminated`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a dt that is known not to be a positive number, or an affect that takes other arguments.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> dose = ode.PeriodicCallback(1.0, lambda t, u, p: u + 1.0)
+    >>> body = ode.ODEProblem(lambda t, u, p: -u, 0.0, (0.0, 2.5), callback=dose, max_events=2)
+    >>> print(ode.solve(body, saveat=[2.5]).events.t)
+    [1. 2.]
     """
 
     dt: Any
@@ -126,9 +211,27 @@ class PeriodicCallback(Callback):
 
 
 class CallbackSet:
-    """Several callbacks; events of one instant happen in this order. Sets may hold sets."""
+    """Several callbacks; events of one instant happen in this order. Sets may hold sets.
 
-    def __init__(self, *callbacks):
+    Parameters
+    ----------
+    *callbacks : callbacks, sets or sequences of them
+
+    Attributes
+    ----------
+    callbacks : tuple
+        All of them, in order; `sol.events.which` are numbers in it.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> tick = ode.PeriodicCallback(1.0, lambda t, u, p: u + 1.0)
+    >>> end = ode.ContinuousCallback(lambda t, u, p: u - 2.0, terminate=True)
+    >>> len(ode.CallbackSet(tick, end).callbacks)
+    2
+    """
+
+    def __init__(self, *callbacks: Any):
         self.callbacks = tuple(flat_callbacks(callbacks))
 
     def __repr__(self) -> str:

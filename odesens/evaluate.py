@@ -18,7 +18,7 @@ from .events import functions
 from .extension import vary, varying_axes
 from .integrate import eventful
 from .integrate.lanes import Lanes
-from .integrate.loop import Lane, Options, integrate
+from .integrate.loop import COUNTS, Lane, Options, counts, integrate
 from .integrate.queue import integrate_queued
 from .integrate.record import FIELDS, Record
 from .methods import initial
@@ -162,7 +162,7 @@ def _solve(call: Call, flow: Flow) -> list:
         assert width is not None
         result = integrate_queued(*problem, width)
     else:
-        result = integrate(*problem, record=rows)
+        result = integrate(*problem, record=rows, progress=call.reports)
     out = _leaves(call, result.us)
     lane = _if_consistent(result.lane, consistent)
     if call.has_info:
@@ -176,9 +176,7 @@ def _solve(call: Call, flow: Flow) -> list:
 
 def _ended(call: Call, lane: Lane) -> list:
     """How a solve ended: code, counts, t, dt, u leaves."""
-    njacs = lane.nfactor if lane.work is None else lane.work.njacs
-    counts = jnp.stack([lane.naccept, lane.nreject, lane.nf, lane.nfactor, njacs], axis=-1)
-    return [lane.code, counts, lane.t, lane.dt, *_leaves(call, lane.u)]
+    return [lane.code, counts(lane), lane.t, lane.dt, *_leaves(call, lane.u)]
 
 
 def _if_consistent(lane: Lane, consistent) -> Lane:
@@ -199,7 +197,8 @@ def _solve_events(call: Call, operands) -> list:
     assert system is not None
     task, options = augmented_task(flow)
     axes, found = flow.axes["options"], functions(system, field)
-    result = eventful.integrate(flow.settings, task, options, axes, flow.lanes, system, found, settle, call.rows or 0)
+    how = {"settle": settle, "rows": call.rows or 0, "progress": call.reports}
+    result = eventful.integrate(flow.settings, task, options, axes, flow.lanes, system, found, **how)
     lane, log = _if_consistent(result.lane, consistent), result.log
     kinds = log.entries[..., 2].astype(jnp.int32)
     happened = kinds >= 0
@@ -252,8 +251,8 @@ def _adjoint(call: Call, flow: Flow, operands) -> list:
     w = call.spec.field.state.pack([operands[i] for i in call.w_range], (*lead, m))
     wanted = [c - call.n_u for c in call.wanted if call.n_u <= c < call.i_t0]
     flow, unused = without_unused_lanes(flow, w)
-    u_bar, p_bar, code = ENGINES[type(call.spec.sensealg)].adjoint(flow, w, wanted)
-    code = jnp.where(unused, 0, code)
+    u_bar, p_bar, ended = ENGINES[type(call.spec.sensealg)].adjoint(flow, w, wanted)
+    ended = jnp.where(unused[..., None], 0, ended)
     if call.lanes is None:  # nothing is asked of this solve, so its gradient is zero however it ended
         u_bar, p_bar = jax.tree.map(lambda g: jnp.where(unused, 0, g), (u_bar, p_bar))
     else:
@@ -265,7 +264,7 @@ def _adjoint(call: Call, flow: Flow, operands) -> list:
     for c in call.wanted:
         g = grads[c].astype(operands[c].dtype)
         out.append(jnp.sum(g, 0) if call.kinds[c] == SHARED and per_lane(c) else g)
-    return [*out, code.astype(jnp.int32)]
+    return [*out, ended]
 
 
 def without_unused_lanes(flow: Flow, w):
@@ -381,7 +380,7 @@ def _composed_one(call: Call, bind: Callable, *operands) -> list:
         return phi(moved)
 
     grads = jax.vjp(of_wanted, [r[c] for c in wanted])[1](w)[0]
-    return [*grads, jnp.zeros((), jnp.int32)]
+    return [*grads, jnp.zeros(1 + COUNTS, jnp.int32)]
 
 
 # ---------------------------------------------------------------- failure
@@ -392,7 +391,7 @@ def raise_failure(call: Call, operands, outs) -> None:
     if not call.spec.throw or call.lanes is not None:
         return
     if call.adjoint:
-        diagnosis.check_adjoint(int(outs[-1]))
+        diagnosis.check_adjoint(int(outs[-1][0]))
     elif call.has_info and int(outs[call.n_values]) > 1:
         flow = unpack(call, operands)
         code, _, t, dt, *u = outs[call.n_values : call.n_values + 4 + call.n_u]

@@ -7,6 +7,7 @@ Must not know: differential equations, solvers, user types.
 
 import collections
 import contextlib
+import functools
 import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -144,6 +145,47 @@ def _bind(eqn, inputs) -> list:
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
+def exchanged(closed, name: str, replace: Callable) -> Callable[..., list]:
+    """A jaxpr as a function in which `replace(params, inputs)` gives the results of each equation of a primitive.
+
+    Also of those in nested jaxprs, but for the rules of `custom_jvp` and `custom_vjp` functions. What `replace` returns
+    must have the shapes of the results it stands for.
+    """
+
+    def run(closed, *operands) -> list:
+        jaxpr = closed.jaxpr
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *operands], strict=True))
+        read = lambda atom: atom.val if isinstance(atom, jex.Literal) else values[atom]
+        for eqn in jaxpr.eqns:
+            inputs = [read(v) for v in eqn.invars]
+            if eqn.primitive.name == name:
+                outs = replace(eqn.params, inputs)
+            elif eqn.primitive.name in ("jit", "pjit"):
+                outs = run(eqn.params["jaxpr"], *inputs)
+            else:
+                outs = _bind(_traced_again(eqn), inputs)
+            values.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _traced_again(eqn):
+        rules = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_linear_solve")
+        if eqn.primitive.name in rules:
+            return eqn
+        return eqn.replace(params={k: again(v) for k, v in eqn.params.items()})
+
+    def again(v):
+        if type(v) is tuple:
+            return tuple(again(x) for x in v)
+        inner = jex.ClosedJaxpr(v, ()) if isinstance(v, jex.Jaxpr) else v
+        if not isinstance(inner, jex.ClosedJaxpr) or not contains_primitive(inner.jaxpr, name):
+            return v
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in inner.in_avals]
+        new = jax.make_jaxpr(functools.partial(run, inner))(*shapes)
+        return new if inner is v else new.jaxpr
+
+    return functools.partial(run, closed)
+
+
 def restricted(closed, start: int, stop: int):
     """The jaxpr of the results start .. stop - 1 alone, without the equations that only the others need."""
     jaxpr = closed.jaxpr.replace(outvars=closed.jaxpr.outvars[start:stop], debug_info=_no_names(closed.jaxpr))
@@ -197,6 +239,12 @@ def _solve_alone(params: dict) -> dict:
 
 def jaxpr_effects(jaxpr) -> frozenset:
     return frozenset(jaxpr.effects)
+
+
+@functools.cache
+def debug_effects() -> frozenset:
+    """The effects of a `jax.debug.callback`, which every transformation lets pass."""
+    return jaxpr_effects(jax.make_jaxpr(lambda: jax.debug.callback(lambda: None))().jaxpr)
 
 
 class _Identity:

@@ -15,19 +15,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import PyTree
+from jaxtyping import ArrayLike, PyTree, Real
 
 from .trace import declare_stops
 
+__all__ = ["ConstantInterpolation", "CubicHermiteInterpolation", "LinearInterpolation"]
+
 
 class Interpolation(eqx.Module):
-    """Base of the interpolants: `interp(t)` for a scalar t, or for an array of times whose axes then lead."""
+    """Base of the interpolants: `interp(t)` for a scalar t, or for an array of times whose axes then lead.
+
+    Parameters
+    ----------
+    knots : array (m,)
+    values : pytree of arrays (m, ..)
+    extrapolate : "hold" or "extend"
+    fewest : int
+        The least number of knots.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For knots that decrease or are not real, or too few of them, values without a leading axis of m.
+    """
 
     knots: Any
     values: PyTree
     extrapolate: str = eqx.field(static=True)
 
-    def __init__(self, knots, values: PyTree, *, extrapolate: str = "hold", fewest: int = 2):
+    def __init__(self, knots: Real[ArrayLike, " m"], values: PyTree, *, extrapolate: str = "hold", fewest: int = 2):
         name = type(self).__name__
         self.knots = _checked_knots(knots, name, fewest)
         self.values = _checked_values(values, self.knots.shape[0], f"{name}: values")
@@ -35,7 +51,8 @@ class Interpolation(eqx.Module):
             raise ValueError(f'{name}: extrapolate must be "hold" or "extend", got {extrapolate!r}')
         self.extrapolate = extrapolate
 
-    def __call__(self, t) -> PyTree:
+    def __call__(self, t: Real[ArrayLike, "..."]) -> PyTree:
+        """The value at the time t, a real scalar or an array of times, whose axes then lead."""
         declare_stops(self.knots, "jump")
         t = jnp.asarray(t)
         if jnp.issubdtype(t.dtype, jnp.integer):
@@ -50,8 +67,8 @@ class Interpolation(eqx.Module):
         """The value at one time, of the dtype in which times and knots are compared."""
         raise NotImplementedError
 
-    def derivative(self, t) -> PyTree:
-        """d/dt of the interpolant at t, at a knot that to its right; zero where the end values are held."""
+    def derivative(self, t: Real[ArrayLike, "..."]) -> PyTree:
+        """The derivative in time at the real time t, at a knot to its right; zero where the end values are held."""
         t = jnp.asarray(t, None if jnp.issubdtype(jnp.result_type(t), jnp.floating) else jnp.result_type(float))
         return jax.jvp(self, (t,), (jnp.ones_like(t),))[1]
 
@@ -82,17 +99,26 @@ class ConstantInterpolation(Interpolation):
     side : "left" or "right"
         The value between two knots is that of the left one (SciPy's `previous`), or that of the right one (`next`).
 
+        value = values[j],  knots[j] <= t < knots[j + 1]  (side "left")
+
     Before the first knot the value is the first one, from the last knot on the last one.
 
     Raises
     ------
     TypeError, ValueError
         For knots that decrease or are not real, values without a leading axis of m, an unknown side.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> dose = ode.interpolation.ConstantInterpolation([0.0, 1.0], [5.0, 0.0])
+    >>> float(dose(0.5)), float(dose(1.0))
+    (5.0, 0.0)
     """
 
     side: str = eqx.field(static=True)
 
-    def __init__(self, knots, values: PyTree, *, side: str = "left"):
+    def __init__(self, knots: Real[ArrayLike, " m"], values: PyTree, *, side: str = "left"):
         super().__init__(knots, values, fewest=1)
         if side not in ("left", "right"):
             raise ValueError(f'ConstantInterpolation: side must be "left" or "right", got {side!r}')
@@ -122,9 +148,19 @@ class LinearInterpolation(Interpolation):
     ------
     TypeError, ValueError
         For knots that decrease or are not real, or fewer than two, values without a leading axis of m.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> ramp = ode.interpolation.LinearInterpolation([0.0, 2.0], [0.0, 4.0])
+    >>> float(ramp(0.5)), float(ramp.derivative(0.5)), float(ramp(3.0))
+    (1.0, 2.0, 4.0)
+    >>> prob = ode.ODEProblem(lambda t, u, w: w(t), 0.0, (0.0, 2.0))
+    >>> print(f"{ode.solve(prob, p=ramp, saveat=[2.0]).u[0]:.6f}")  # the area below it
+    4.000000
     """
 
-    def __init__(self, knots, values: PyTree, *, extrapolate: str = "hold"):
+    def __init__(self, knots: Real[ArrayLike, " m"], values: PyTree, *, extrapolate: str = "hold"):
         super().__init__(knots, values, extrapolate=extrapolate)
 
     def _at(self, t) -> PyTree:
@@ -163,12 +199,24 @@ class CubicHermiteInterpolation(Interpolation):
     TypeError, ValueError
         For knots that decrease or are not real, or fewer than two, values or derivatives without a leading axis of m.
 
+    Notes
+    -----
     Source: de Boor, A Practical Guide to Splines (2001), chapter IV.
+
+    Examples
+    --------
+    >>> import numpy as np, odesens as ode
+    >>> x = np.array([0.0, 1.0, 3.0])
+    >>> cubic = ode.interpolation.CubicHermiteInterpolation(x, x**3, 3 * x**2)
+    >>> print(f"{cubic(2.0):.6f} {cubic.derivative(2.0):.6f}")
+    8.000000 12.000000
     """
 
     derivatives: PyTree
 
-    def __init__(self, knots, values: PyTree, derivatives: PyTree = None, *, extrapolate: str = "hold"):
+    def __init__(
+        self, knots: Real[ArrayLike, " m"], values: PyTree, derivatives: PyTree = None, *, extrapolate: str = "hold"
+    ):
         super().__init__(knots, values, extrapolate=extrapolate)
         if derivatives is not None:
             what = "CubicHermiteInterpolation: derivatives"

@@ -20,9 +20,11 @@ def check_jacobian(prob: ODEProblem, *, t: Any = None, u: Any = None, p: Any = N
     Parameters
     ----------
     prob : ODEProblem with `jac`
-    t, u, p : optional; by default those at the start of the problem. A state at which no entry happens to vanish says
-        more than a special one.
-    rtol : how far an entry may be off, relative to the largest entry of its row
+    t, u, p : optional
+        By default those at the start of the problem. A state at which no entry happens to vanish says more than a
+        special one.
+    rtol : float
+        How far an entry may be off, relative to the largest entry of its row.
 
     Returns
     -------
@@ -34,6 +36,17 @@ def check_jacobian(prob: ODEProblem, *, t: Any = None, u: Any = None, p: Any = N
     ValueError
         Where that exceeds rtol: with the entry that is off most. Also where an entry outside `jac_sparsity` is not
         zero, and where the problem has neither.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> f = lambda t, u, p: jnp.stack([u[1], -p * u[0]])
+    >>> jac = lambda t, u, p: jnp.array([[0.0, 1.0], [p, 0.0]])
+    >>> try:
+    ...     ode.check_jacobian(ode.ODEProblem(f, [1.0, 2.0], (0.0, 1.0), 3.0, jac=jac))
+    ... except ValueError as error:
+    ...     print(str(error).split(";")[0])
+    jac is wrong at t = 0: entry [1, 0], df[1]/du[0], is 3 but should be -3
     """
     if prob.jac is None and (prob.jac_sparsity is None or prob.jac_sparsity is False):
         raise ValueError("check_jacobian needs an ODEProblem with jac= or jac_sparsity=, this one has neither")

@@ -19,6 +19,7 @@ Both are symmetric and multilinear in the slots x_i, and A_k is linear in w. So
 Owns: the call's static description, its five rules. Must not know: numerics (`evaluate`), user types (`solve`).
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,9 +28,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import batches, evaluate
-from .call import COUNTS, LANE, NONE, RECORD, SHARED, Call
-from .extension import Typing, Zero, automatic, is_undefined_primal, make_primitive, zero_tangent
+from . import batches, evaluate, progress
+from .call import LANE, NONE, RECORD, SHARED, Call
+from .extension import Typing, Zero, automatic, debug_effects, is_undefined_primal, make_primitive, zero_tangent
+from .integrate.loop import COUNTS
 from .integrate.record import FIELDS
 
 
@@ -48,8 +50,9 @@ def _compiled(call: Call) -> Callable:
 
 def _impl(*operands, call: Call):
     """Eagerly: run the compiled program, kept for the next call; a failure raises here, where it can."""
-    outs = _compiled(call)(*operands)
-    evaluate.raise_failure(call, operands, outs)
+    with progress.closing() if call.reports else contextlib.nullcontext():
+        outs = _compiled(call)(*operands)
+        evaluate.raise_failure(call, operands, outs)
     return outs
 
 
@@ -65,7 +68,7 @@ def _abstract(*avals, call: Call):
     """By shape logic alone: nothing is traced, so a field that has no jvp may still be differentiated backwards."""
     typing = Typing(avals)
     results = [typing.result(shape, dtype, spec) for shape, dtype, spec in _results(call, avals, typing)]
-    return results, call.spec.field.effects
+    return results, call.spec.field.effects | (debug_effects() if call.reports else frozenset())
 
 
 def _results(call: Call, operands, typing: Typing) -> list:
@@ -87,7 +90,7 @@ def _results(call: Call, operands, typing: Typing) -> list:
             shape = x.shape[1:] if call.is_mapped(i) else x.shape
             lead = (lane_shape, lane_spec) if call.kinds[i] == LANE else ((), ())
             out.append(((*lead[0], *shape), x.dtype, (*lead[1], *own_spec(i))))
-        return [*out, (lane_shape, jnp.int32, lane_spec)]
+        return [*out, ((*lane_shape, 1 + COUNTS), jnp.int32, lane_spec)]
 
     m, time = operands[call.i_ts].shape[-1], operands[call.i_t0].dtype
     states = list(zip(state.shapes, state.dtypes, map(own_spec, range(call.n_u)), strict=True))
@@ -169,8 +172,13 @@ def _give_record(call: Call, operands, record) -> tuple[Call, list]:
         return call, list(operands)
     head = call.n_fixed
     mapped = (*call.mapped[:head], *_record_mapped(call.lanes), *call.mapped[head:])
-    given = replace(call, given_record=True, emit_record=False, mapped=mapped)
+    given = replace(silent(call), given_record=True, emit_record=False, mapped=mapped)
     return given, [*operands[:head], *record, *operands[head:]]
+
+
+def silent(call: Call) -> Call:
+    """The call without reports: derivatives and later uses of a solution are the same with and without them."""
+    return replace(call, spec=replace(call.spec, progress=False)) if call.spec.progress else call
 
 
 def _record_mapped(lanes) -> tuple[bool, ...]:

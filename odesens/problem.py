@@ -30,6 +30,7 @@ OPTIONS = (
     "max_events",
     "tstops",
     "discontinuities",
+    "progress",
     "throw",
 )
 
@@ -40,12 +41,29 @@ class BrownBasic:
 
     u0's algebraic part is the first guess of Newton's method. (Brown, Hindmarsh, Petzold, SIAM J. Sci. Comput. 19,
     1998.)
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> f = lambda t, u, p: jnp.stack([-u[0], u[1] - u[0] ** 2])  # the second equation is algebraic
+    >>> dae = ode.ODEProblem(f, [2.0, 0.0], (0.0, 1.0), mass_matrix=[1.0, 0.0], initializealg=ode.BrownBasic())
+    >>> print(ode.solve(dae, ode.Rodas5P(), saveat=[0.0]).u[0])  # u0[1] becomes u0[0]^2
+    [2. 4.]
     """
 
 
 @dataclass(frozen=True)
 class CheckInit:
-    """Refuse, with `ReturnCode.InitialisationFailure`, a u0 that does not obey the algebraic equations at t0."""
+    """Refuse, with `ReturnCode.InitialisationFailure`, a u0 that does not obey the algebraic equations at t0.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> f = lambda t, u, p: jnp.stack([-u[0], u[1] - u[0] ** 2])
+    >>> dae = ode.ODEProblem(f, [2.0, 0.0], (0.0, 1.0), mass_matrix=[1.0, 0.0], initializealg=ode.CheckInit())
+    >>> ode.solve(dae, ode.Rodas5P(), saveat=[0.0], throw=False).retcode.name
+    'InitialisationFailure'
+    """
 
 
 class Resolved(NamedTuple):
@@ -95,6 +113,15 @@ class ODEProblem(Described):
     ------
     TypeError, ValueError
         For an unknown option, or a `tspan` that is not a pair.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> def f(t, u, p):
+    ...     return -p["rate"] * u
+    >>> prob = ode.ODEProblem(f, 1.0, (0.0, 1.0), {"rate": 2.0}, reltol=1e-8)
+    >>> print(f"{ode.solve(prob, saveat=[1.0]).u[0]:.5f}")  # exp(-2)
+    0.13534
     """
 
     f: Callable
@@ -120,7 +147,7 @@ class ODEProblem(Described):
         mass_matrix: Any = None,
         jac: Callable | None = None,
         jac_sparsity: Any = None,
-        **options,
+        **options: Any,
     ):
         if not callable(f):
             raise TypeError(f"{type(self).__name__} needs a function f(t, u, p) first, got {type(f).__name__}")
@@ -147,7 +174,17 @@ class ODEProblem(Described):
         return []
 
     def resolved(self, u0: PyTree = None, p: PyTree = None, tspan: Any = None) -> Resolved:
-        """The values to solve for, given others in their place."""
+        """The values to solve for, given others in their place.
+
+        Parameters
+        ----------
+        u0, p, tspan : optional
+            Of the problem where None.
+
+        Returns
+        -------
+        Resolved
+        """
         span = self.tspan if tspan is None else check_tspan(tspan)
         return Resolved(self.u0 if u0 is None else u0, self.p if p is None else p, span)
 
@@ -159,12 +196,32 @@ class ODEProblem(Described):
         """The numbers that the problem is made of, pytrees by the names that `with_values` takes."""
         return {"u0": self.u0, "p": self.p}
 
-    def with_values(self, **values) -> "ODEProblem":
-        """A copy with other numbers of the same structure."""
+    def with_values(self, **values: Any) -> "ODEProblem":
+        """A copy with other numbers of the same structure.
+
+        Parameters
+        ----------
+        **values
+            By the names that the property `values` has.
+
+        Returns
+        -------
+        ODEProblem
+        """
         return self.remade(**values)
 
-    def remade(self, **changes) -> "ODEProblem":
-        """See `remake`."""
+    def remade(self, **changes: Any) -> "ODEProblem":
+        """What `remake` returns.
+
+        Parameters
+        ----------
+        **changes
+            See `remake`.
+
+        Returns
+        -------
+        ODEProblem
+        """
         names = self._parts
         parts = {k: changes.pop(k) for k in names if k in changes}
         check_options(changes, f"remake (besides {', '.join(names)})")
@@ -185,14 +242,34 @@ class SplitODEProblem(ODEProblem):
     """The initial value problem du/dt = f1(t, u, p) + f2(t, u, p), f1 stiff and f2 not.
 
     `KenCarp4` and `KenCarp5` solve for f1 implicitly and take f2 explicitly, which costs less where f2 couples all
-    states or is expensive; all other methods solve the sum. Arguments as for `ODEProblem`, with two functions first;
-    `jac` and `jac_sparsity` are of f1.
+    states or is expensive; all other methods solve the sum.
+
+    Parameters
+    ----------
+    f1, f2 : callable
+        Each as f of `ODEProblem`.
+    u0, tspan, p
+        As for `ODEProblem`.
+    **options
+        `jac` and `jac_sparsity`, of f1; any option of `solve`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where f1 or f2 is no function; for a mass matrix, which goes with a single f; for unknown options.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> prob = ode.SplitODEProblem(lambda t, u, p: -p * u, lambda t, u, p: jnp.sin(t), 1.0, (0.0, 1.0), 50.0)
+    >>> prob.f1(0.0, 2.0, 50.0), float(prob.f(0.0, 2.0, 50.0))
+    (-100.0, -100.0)
     """
 
     f1: Any = None
     f2: Any = None
 
-    def __init__(self, f1: Callable, f2: Callable, u0: PyTree, tspan: Any, p: PyTree = None, **options):
+    def __init__(self, f1: Callable, f2: Callable, u0: PyTree, tspan: Any, p: PyTree = None, **options: Any):
         for f in (f1, f2):
             if not callable(f):
                 raise TypeError(f"SplitODEProblem needs two functions f(t, u, p) first, got {type(f).__name__}")
@@ -236,12 +313,28 @@ def check_options(options: dict, where: str) -> None:
         raise TypeError(f"{where} got unknown options {unknown}; known are {', '.join(OPTIONS)}")
 
 
-def remake(prob: ODEProblem, **changes) -> ODEProblem:
-    """A copy of the problem with the given parts exchanged: f (f1, f2), u0, tspan, p, mass_matrix, options of `solve`.
+def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:
+    """A copy of the problem with the given parts exchanged.
 
-    Values of a symbolic problem are exchanged by name, in any order, the others kept: u0={x: 3.0}, p={k: 2.0}, guesses,
-    functions={F: f}; None takes a value back, so that the equations determine it.
+    Parameters
+    ----------
+    prob : ODEProblem, or another problem
+    **changes
+        f (f1, f2), u0, tspan, p, mass_matrix, jac, jac_sparsity, options of `solve`. Values of a symbolic problem are
+        exchanged by name, in any order, the others kept: u0={x: 3.0}, p={k: 2.0}, guesses, functions={F: f}; None takes
+        a value back, so that the equations determine it.
 
+    Returns
+    -------
+    A problem of the same kind.
+
+    Raises
+    ------
+    TypeError
+        Where `prob` is no problem, or for a name that is neither a part of it nor an option of `solve`.
+
+    Examples
+    --------
     >>> import odesens as ode
     >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0)
     >>> ode.remake(prob, p=3.0).p

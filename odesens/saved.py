@@ -32,6 +32,17 @@ def load(path: Any) -> "SavedSolution":
     FileNotFoundError
     ValueError
         For a file that `save` did not write, one that is damaged, and one of a later format.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import odesens as ode
+    >>> sol = ode.solve(ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0), saveat=[0.5, 1.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     read = ode.load(sol.save(Path(folder) / "run"))
+    >>> bool((read.u == sol.u).all()), read.retcode.name, read.alg
+    (True, 'Success', 'Tsit5()')
     """
     return SavedSolution(*read(path))
 
@@ -45,8 +56,21 @@ class SavedSolution(Viewed):
     alg, sensealg : texts
     vars : dict of the values saved by `vars=`
 
+    Notes
+    -----
     `s[i]` is the state at saved time i, or trajectory i of an ensemble; `s["x"]` a component, or a value that was saved
     by name. There is no dense output.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import odesens as ode
+    >>> sol = ode.solve(ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0), saveat=[0.5, 1.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     read = ode.load(sol.save(Path(folder) / "run"))
+    >>> type(read).__name__, len(read), read.u.shape
+    ('SavedSolution', 2, (2,))
     """
 
     def __init__(self, view: View, vars: dict):
@@ -73,6 +97,7 @@ class SavedSolution(Viewed):
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key):
+        """The state, or the trajectory, of the number `key`; the component, or the saved value, of that name."""
         view = self._saved
         if not isinstance(key, (int, np.integer)):
             return self._view().of(key).values
@@ -92,6 +117,7 @@ class SavedSolution(Viewed):
         return SavedSolution(own, {k: x[key] for k, x in self.vars.items()})
 
     def __call__(self, t):
+        """Nothing can be interpolated at t: raises TypeError."""
         raise TypeError(
             "a saved solution has no dense output: solve with the times that are wanted as saveat, then save"
         )

@@ -30,7 +30,7 @@ from .call import LANE, SHARED, Call
 from .events import Functions, beyond, functions
 from .extension import vary, varying_axes
 from .integrate.lanes import Lanes, choose
-from .integrate.loop import Options, direction
+from .integrate.loop import COUNTS, Options, direction
 from .methods import initial
 from .methods.linear import Mass
 from .methods.step import velocity
@@ -38,7 +38,17 @@ from .taylor import along, nudge
 
 
 class BooleanConditionWarning(UserWarning):
-    """A derivative was taken through an event whose condition is a truth value: its time counts as fixed."""
+    """A derivative was taken through an event whose condition is a truth value: its time counts as fixed.
+
+    Examples
+    --------
+    Where that is what is wanted:
+
+    >>> import warnings
+    >>> import odesens as ode
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", ode.BooleanConditionWarning)
+    """
 
 
 def derivative(call: Call, bind: Callable, operands) -> list:
@@ -75,7 +85,7 @@ def derivative(call: Call, bind: Callable, operands) -> list:
             g = jnp.sum(g, axis=0)
         own = call.lanes is not None and call.kinds[c] == LANE
         out.append(jnp.where(_wide(failed, g) if own or call.lanes is None else jnp.any(failed), jnp.nan, g))
-    return [*out, jnp.zeros(failed.shape, jnp.int32)]
+    return [*out, jnp.zeros((*failed.shape, 1 + COUNTS), jnp.int32)]
 
 
 def _wide(x, like):
@@ -276,7 +286,7 @@ class Chain:
     def _flow(self, u, p, p_axes, t0, ts, t1):
         """The smooth solve T_0 by the primitive, as ([lanes], m + 1, n)."""
         call = self.call
-        spec = replace(call.spec, events=None, initialise=None, throw=False)
+        spec = replace(call.spec, events=None, initialise=None, throw=False, progress=False)
         lane = call.lanes is not None
         fixed = range(call.n_r, call.n_fixed)
         n_aux = self.field.n_aux

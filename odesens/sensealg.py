@@ -30,6 +30,14 @@ class DiscreteAdjoint(SensitivityAlgorithm):
     and not by accuracy (diffusion, stiff relaxation), derivatives in single components can be off by more: tighten the
     tolerances there, or take GaussAdjoint. (Hairer, Norsett, Wanner I, section II.6, "internal differentiation"; Sandu,
     On the properties of Runge-Kutta discrete adjoints, ICCS 2006.)
+
+    Examples
+    --------
+    >>> import jax, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0))
+    >>> loss = lambda p: ode.solve(prob, p=p, saveat=[1.0], sensealg=ode.DiscreteAdjoint()).u[0]
+    >>> print(f"{jax.grad(loss)(2.0):.4f}")  # -exp(-2)
+    -0.1353
     """
 
 
@@ -39,9 +47,17 @@ class ContinuousAlgorithm(SensitivityAlgorithm):
 
     Parameters
     ----------
-    alg : algorithm of that solve; the solve's own by default
-    reltol, abstol : its tolerances; the solve's own by default
-    max_steps : its bound on attempts; the solve's own by default
+    alg : algorithm, optional
+        The method of the second equation; the solve's own by default.
+    reltol, abstol : float, optional
+        Its tolerances; the solve's own by default.
+    max_steps : int, optional
+        Its bound on attempts; the solve's own by default.
+
+    Raises
+    ------
+    ValueError
+        For tolerances that are not positive, or max_steps below 1.
     """
 
     alg: Any = None
@@ -66,6 +82,28 @@ class InterpolatingAdjoint(ContinuousAlgorithm):
 
     with u(t) from the dense output of the recorded steps, within which the backward steps stay. Error control covers
     lam and p_bar together: n + n_p states backward. (Cao, Li, Petzold, Serban, SIAM J. Sci. Comput. 24 (2003).)
+
+    Parameters
+    ----------
+    alg : algorithm, optional
+        The method of the second equation; the solve's own by default.
+    reltol, abstol : float, optional
+        Its tolerances; the solve's own by default.
+    max_steps : int, optional
+        Its bound on attempts; the solve's own by default.
+
+    Raises
+    ------
+    ValueError
+        For tolerances that are not positive, or max_steps below 1.
+
+    Examples
+    --------
+    >>> import jax, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0))
+    >>> loss = lambda p: ode.solve(prob, p=p, saveat=[1.0], sensealg=ode.InterpolatingAdjoint()).u[0]
+    >>> print(f"{jax.grad(loss)(2.0):.4f}")  # -exp(-2)
+    -0.1353
     """
 
 
@@ -73,9 +111,33 @@ class InterpolatingAdjoint(ContinuousAlgorithm):
 class QuadratureAdjoint(ContinuousAlgorithm):
     """The continuous adjoint; int f_p^T lam dt by Gauss-Kronrod on each accepted backward step of lam.
 
+        p_bar = int f_p^T lam dt over each step, the 7-15 point pair
+
     The quadrature halves a step's panels until the Gauss-Kronrod estimate meets the tolerances. n states backward.
     Good for many parameters and a tight tolerance. (SciMLSensitivity's `QuadratureAdjoint`; Piessens et
     al., QUADPACK, 1983.)
+
+    Parameters
+    ----------
+    alg : algorithm, optional
+        The method of the second equation; the solve's own by default.
+    reltol, abstol : float, optional
+        Its tolerances; the solve's own by default.
+    max_steps : int, optional
+        Its bound on attempts; the solve's own by default.
+
+    Raises
+    ------
+    ValueError
+        For tolerances that are not positive, or max_steps below 1.
+
+    Examples
+    --------
+    >>> import jax, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0))
+    >>> loss = lambda p: ode.solve(prob, p=p, saveat=[1.0], sensealg=ode.QuadratureAdjoint()).u[0]
+    >>> print(f"{jax.grad(loss)(2.0):.4f}")  # -exp(-2)
+    -0.1353
     """
 
 
@@ -83,9 +145,33 @@ class QuadratureAdjoint(ContinuousAlgorithm):
 class GaussAdjoint(ContinuousAlgorithm):
     """The continuous adjoint, with the parameter integral by Gauss nodes inside each backward step as it is taken.
 
+        p_bar += -dt sum_g weight_g f_p(t_g, u(t_g))^T lam(t_g)
+
     n states backward, nothing recorded backward, parameters cost one vjp a step whatever their number. Good for large
     systems and many parameters. (Norcliffe and Deisenroth, Faster Training of Neural ODEs Using Gauss-Legendre
     Quadrature, TMLR 2023.)
+
+    Parameters
+    ----------
+    alg : algorithm, optional
+        The method of the second equation; the solve's own by default.
+    reltol, abstol : float, optional
+        Its tolerances; the solve's own by default.
+    max_steps : int, optional
+        Its bound on attempts; the solve's own by default.
+
+    Raises
+    ------
+    ValueError
+        For tolerances that are not positive, or max_steps below 1.
+
+    Examples
+    --------
+    >>> import jax, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0))
+    >>> loss = lambda p: ode.solve(prob, p=p, saveat=[1.0], sensealg=ode.GaussAdjoint()).u[0]
+    >>> print(f"{jax.grad(loss)(2.0):.4f}")  # -exp(-2)
+    -0.1353
     """
 
 
@@ -93,12 +179,34 @@ class GaussAdjoint(ContinuousAlgorithm):
 class BacksolveAdjoint(ContinuousAlgorithm):
     """The continuous adjoint that integrates u backwards too, so that no step is recorded.
 
+        u' = f,   lam' = -f_u^T lam,   p_bar' = -f_p^T lam,   backwards from the end
+
     Parameters
     ----------
-    restart : start u anew from the saved state at each saved time (default). Without it, u comes from the final state
-        alone: O(1) memory, and wrong wherever the backward equation is unstable (stiff or strongly damped problems).
+    alg : algorithm, optional
+        The method of the second equation; the solve's own by default.
+    reltol, abstol : float, optional
+        Its tolerances; the solve's own by default.
+    max_steps : int, optional
+        Its bound on attempts; the solve's own by default.
+    restart : bool
+        Start u anew from the saved state at each saved time (default). Without it, u comes from the final state alone:
+        O(1) memory, and wrong wherever the backward equation is unstable (stiff or strongly damped problems).
+
+    Raises
+    ------
+    ValueError
+        For tolerances that are not positive, or max_steps below 1.
 
     (Chen, Rubanova, Bettencourt, Duvenaud, Neural Ordinary Differential Equations, NeurIPS 2018, algorithm 1.)
+
+    Examples
+    --------
+    >>> import jax, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0))
+    >>> loss = lambda p: ode.solve(prob, p=p, saveat=[1.0], sensealg=ode.BacksolveAdjoint()).u[0]
+    >>> print(f"{jax.grad(loss)(2.0):.4f}")  # -exp(-2)
+    -0.1353
     """
 
     restart: bool = True
@@ -111,6 +219,28 @@ class ForwardSensitivity(ContinuousAlgorithm):
 
     Cost: n (1 + directions) states, so for gradients only with few states and parameters; for one directional
     derivative it is the natural choice. (Hairer, Norsett, Wanner I, section I.14.)
+
+    Parameters
+    ----------
+    alg : algorithm, optional
+        The method of the second equation; the solve's own by default.
+    reltol, abstol : float, optional
+        Its tolerances; the solve's own by default.
+    max_steps : int, optional
+        Its bound on attempts; the solve's own by default.
+
+    Raises
+    ------
+    ValueError
+        For tolerances that are not positive, or max_steps below 1.
+
+    Examples
+    --------
+    >>> import jax, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0))
+    >>> loss = lambda p: ode.solve(prob, p=p, saveat=[1.0], sensealg=ode.ForwardSensitivity()).u[0]
+    >>> print(f"{jax.grad(loss)(2.0):.4f}")  # -exp(-2)
+    -0.1353
     """
 
     residual: ClassVar[str] = "nothing"

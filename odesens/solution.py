@@ -5,18 +5,23 @@ Owns: access to saved values, dense output, how the solve ended. Must not know: 
 
 import dataclasses
 import functools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, ArrayLike, Bool, Int, PyTree, Real
 
-from .call import COUNTS, RECORD, Call
+from .algorithms import Algorithm
+from .call import RECORD, Call
 from .components import shown
 from .events import EventSystem
+from .health import Diagnosis, diagnose
+from .integrate.loop import COUNTS
 from .primitive import flow
 from .saveat import concrete
+from .sensealg import SensitivityAlgorithm
 from .status import ReturnCode
 from .view import View
 from .viewed import Viewed
@@ -32,7 +37,7 @@ class Stats(NamedTuple):
     nreject: Any
 
 
-def return_code(code):
+def return_code(code: Int[Array, "..."]) -> ReturnCode | Int[Array, "..."]:
     """A solve's code as a `ReturnCode`; of many solves, or under a transform, the integers."""
     known = None if jnp.ndim(code) else concrete(code)
     return code if known is None else ReturnCode(int(known))
@@ -50,6 +55,15 @@ class Events(NamedTuple):
     before, after : pytrees of arrays (E, ..)
         The states before and after each event, differentiable.
     count : int
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> dose = ode.PeriodicCallback(1.0, lambda t, u, p: u + 1.0)
+    >>> body = ode.ODEProblem(lambda t, u, p: -u, 0.0, (0.0, 2.5), callback=dose, max_events=2)
+    >>> events = ode.solve(body, saveat=[2.5]).events
+    >>> print(events.t, events.which, events.count, (events.after - events.before).round(6))
+    [1. 2.] [0 0] 2 [1. 1.]
     """
 
     t: Any
@@ -112,13 +126,35 @@ class ODESolution(Viewed):
     events : Events, or None where there are no callbacks
     alg, sensealg : the method and the sensitivity algorithm that were used, also where none was named
 
+    Notes
+    -----
     `sol[i]` is the state at saved time i, `len(sol)` and iteration go over saved times, and `sol(t)` is the state at
     any time in the span, see `__call__`. Of a symbolic problem, `sol[x]` is what x, a name, a symbol or an expression,
     is at the saved times, `sol(t, idxs=x)` at others, and `sol.ps[k]` a parameter.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0, reltol=1e-8)
+    >>> sol = ode.solve(prob, saveat=[0.5, 1.0])
+    >>> sol.t.shape, sol.u.shape, len(sol), sol.success, sol.retcode.name
+    ((2,), (2,), 2, True, 'Success')
+    >>> print(f"{sol[-1]:.5f} {sol(0.25):.5f} {sol(0.25, deriv=1):.5f}")  # exp(-2 t), and its derivative
+    0.13534 0.60653 -1.21306
     """
 
     def __init__(
-        self, t, u, code, counts, operands, record, call: Call, u_tree, events: Events | None = None, labels=None
+        self,
+        t: Real[Array, "..."],
+        u: PyTree,
+        code: Int[Array, "..."],
+        counts: Int[Array, "..."],
+        operands: Sequence,
+        record: tuple | None,
+        call: Call,
+        u_tree: Any,
+        events: Events | None = None,
+        labels: Any = None,
     ):
         self.t = t
         self.u = u
@@ -131,34 +167,38 @@ class ODESolution(Viewed):
         self._u_tree = u_tree
         self._labels = labels  # of a symbolic problem: the meaning of names
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple, tuple]:
         arrays = (self.t, self.u, self._code, self._counts, self._operands, self._record)
         return (*arrays, self.events, self._labels), (self._call, self._u_tree)
 
     @classmethod
-    def tree_unflatten(cls, static, children):
+    def tree_unflatten(cls, static: tuple, children: Sequence) -> "ODESolution":
         *arrays, events, labels = children
         return cls(*arrays, *static, events=events, labels=labels)
 
     @property
-    def alg(self):
+    def alg(self) -> Algorithm:
+        """The method that was used."""
         return self._call.spec.alg
 
     @property
-    def sensealg(self):
+    def sensealg(self) -> SensitivityAlgorithm:
+        """The sensitivity algorithm of derivatives."""
         return self._call.spec.sensealg
 
     @property
     def stats(self) -> Stats:
+        """Counts of what the solve did."""
         naccept, nreject, nf, nfactor, njacs = (self._counts[..., i] for i in range(COUNTS))
         return Stats(nf=nf, njacs=njacs, nfactor=nfactor, naccept=naccept, nreject=nreject)
 
     @property
-    def retcode(self):
+    def retcode(self) -> ReturnCode | Int[Array, "..."]:
+        """How the solve ended: a `ReturnCode`, or an integer array under a transform."""
         return return_code(self._code)
 
     @property
-    def success(self):
+    def success(self) -> bool | Bool[Array, "..."]:
         """Whether the end of the span was reached: a bool, or a boolean array under a transform."""
         ok = self._code <= ReturnCode.Terminated
         known = None if jnp.ndim(ok) else concrete(ok)
@@ -175,7 +215,8 @@ class ODESolution(Viewed):
                 "or map over them with jax.vmap(lambda sol: sol(t))(sol)"
             )
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: Any) -> PyTree:
+        """The state at saved time i; of a symbolic problem also what i, a name or an expression, is at all of them."""
         if self._labels is not None and self._labels.handles(i):
             return self._labels.at(self.t, self.u, i)
         self._one_lane()
@@ -185,17 +226,17 @@ class ODESolution(Viewed):
             raise TypeError(f"sol[{i!r}]: saved states are indexed by number; for a named component write sol.u[{i!r}]")
         return jax.tree.map(lambda x: x[i], self.u)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[PyTree]:
         return (self[i] for i in range(len(self)))
 
     @property
-    def ps(self):
+    def ps(self) -> Any:
         """`sol.ps[k]`: the parameters of a symbolic problem by name, at t0 for those that events change."""
         if self._labels is None:
             raise AttributeError("only solutions of symbolic problems have parameters by name")
         return self._labels.ps
 
-    def __call__(self, t, deriv: int = 0, idxs=None):
+    def __call__(self, t: Real[ArrayLike, "..."], deriv: int = 0, idxs: Any = None) -> PyTree:
         """The state at time t, or its time derivative of order `deriv`.
 
         Parameters
@@ -215,8 +256,12 @@ class ODESolution(Viewed):
         Raises
         ------
         ValueError
-            For a time outside the span; under a transform the value is NaN.
+            For a time outside the span; under a transform the value is NaN. For a `deriv` below 0.
+        TypeError
+            For times that are not real, `idxs` without a symbolic problem, a solution of several lanes.
 
+        Notes
+        -----
         With `dense=True`, or where every step was saved, u(t) comes from the method's dense output on the recorded
         steps; otherwise the problem is solved again with t as saved times. Differentiable either way, in t and in
         everything that the solution depends on.
@@ -290,6 +335,26 @@ class ODESolution(Viewed):
             sensealg=repr(self.sensealg),
             observe=observe,
         )
+
+    def diagnose(self) -> Diagnosis:
+        """How stiff the problem was, how many steps were rejected, which component is hardest, which method would suit.
+
+        Returns
+        -------
+        Diagnosis
+            A small table as its text.
+
+        Raises
+        ------
+        TypeError
+            Within a transformation, and for a solution of many lanes.
+
+        Solves the problem twice more, for its steps and at tolerances ten times smaller.
+        """
+        self._one_lane()
+        view = self._view()
+        counts = np.array([view.counts[k] for k in ("naccept", "nreject")])
+        return diagnose(self._call, known(list(self._operands), "sol"), view.t, jax.tree.leaves(view.u), counts)
 
     def __repr__(self) -> str:
         code = self.retcode

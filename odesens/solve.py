@@ -32,7 +32,7 @@ from .inputs import (
     time_dtype,
 )
 from .methods.controller import PIController
-from .primitive import flow
+from .primitive import flow, silent
 from .problem import BrownBasic, ODEProblem, check_options
 from .saveat import concrete, saved_times
 from .sensealg import DiscreteAdjoint, choose
@@ -57,15 +57,16 @@ DEFAULTS = {
     "max_events": 100,
     "tstops": None,
     "discontinuities": None,
+    "progress": False,
     "throw": True,
 }
 
 
 @functools.singledispatch
 def solve(
-    prob: ODEProblem, alg=None, *, u0: PyTree = None, p: PyTree = None, tspan: Any = None, **options
+    prob: ODEProblem, alg: Any = None, *, u0: PyTree = None, p: PyTree = None, tspan: Any = None, **options: Any
 ) -> ODESolution:
-    """Solve du/dt = f(t, u, p) from u(t0) = u0 over tspan = (t0, t1).
+    """Solve M du/dt = f(t, u, p) from u(t0) = u0 over tspan = (t0, t1).
 
     Differentiable to any order, in forward and reverse mode, with respect to u0, p, t0, t1, each saved time, and
     whatever floating arrays f captures; under `jit`, `vmap`, `scan`, `shard_map` and any nesting of them. For an
@@ -73,7 +74,7 @@ def solve(
 
     Parameters
     ----------
-    prob : ODEProblem
+    prob : ODEProblem, SteadyStateProblem or EnsembleProblem
     alg : algorithm, optional
         `Tsit5()`, `Vern7()`, `Rodas5P()`, `AutoTsit5(Rodas5P())`, ... By default `Rodas5P()` where the mass matrix is
         singular, else `Tsit5()`; an eager call, or eager gradient, that this fails because the problem is stiff is
@@ -81,6 +82,8 @@ def solve(
         `sol.alg` says which one it was.
     u0, p, tspan : optional
         Override the problem's. Gradients are the same to the last bit whichever way a value is given.
+    **options
+        Those that follow, which may be given to the problem too.
     saveat : float, array (m,) or None
         A step h > 0: saves at t0, t0 + h, .. and t1 (needs a span that is not traced). An array: exactly those times,
         in the direction of the span, repeats allowed, empty allowed. None: every accepted step; under a transform,
@@ -97,6 +100,7 @@ def solve(
     adaptive : bool
         Fixed steps where False. Default: whether the method has an error estimate.
     controller : PIDController
+        How step sizes follow the error estimates; `PIController()` by default.
     max_steps : int
         The largest number of attempted steps (100 000). It costs nothing where it is not used: the record that
         derivatives need keeps at most 1024 checkpoints, between which steps are made again.
@@ -118,6 +122,11 @@ def solve(
     discontinuities : array (m,) or function of p
         Times at which f(t, u, p) jumps as a function of t: steps end just before them and start anew at them, and
         derivatives with respect to these times are right.
+    progress : bool
+        Show a bar of the part of the span that is done and the number of steps: tqdm's, in a terminal or a notebook,
+        or lines on stderr where tqdm is not installed (`pip install 'odesens[progress]'`). Also under `jit`, `vmap`
+        (the slowest lane), `scan` and in the forward pass of a derivative, of which it is no part. Values, gradients
+        and steps are the same to the bit; some 200 reports at most are made, however many steps there are.
     throw : bool
         Whether an eager call that fails raises `SolveError`. Under a transform nothing can raise: values that were not
         reached are NaN, `sol.retcode` says why, gradients are NaN.
@@ -132,6 +141,14 @@ def solve(
         An eager solve failed: with the code, the time reached, the offending component and the likely cause.
     TypeError, ValueError
         For input that is wrong, before anything is traced.
+
+    Examples
+    --------
+    >>> import jax, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0, reltol=1e-8)
+    >>> end = lambda p: ode.solve(prob, ode.Tsit5(), p=p, saveat=[0.5, 1.0]).u[-1]
+    >>> print(f"{end(2.0):.5f} {jax.grad(end)(2.0):.5f}")  # exp(-p), -exp(-p)
+    0.13534 -0.13534
     """
     if not isinstance(prob, ODEProblem):
         if hasattr(prob, "_solve"):  # a problem that brings its own
@@ -211,7 +228,7 @@ def prepare(prob: ODEProblem, alg, u0, p, tspan, options: dict, width: int | Non
     check_options(options, "solve")
     given = {**prob.options, **options}
     merged = {**DEFAULTS, **{name: value for name, value in given.items() if value is not None}}
-    for name in ("dense", "adaptive", "throw"):
+    for name in ("dense", "adaptive", "progress", "throw"):
         if not isinstance(merged[name], (bool, np.bool_, type(None))):
             raise TypeError(f"{name} must be True or False, got {merged[name]!r}")
     given_u0, given_p, span, labels, ok = prob.resolved(u0, p, tspan)
@@ -236,7 +253,8 @@ def prepare(prob: ODEProblem, alg, u0, p, tspan, options: dict, width: int | Non
     initialise = check_initialisation(merged["initializealg"]) if mass is not None and mass.singular else None
     width = width if events is None else None  # the queue has no events
     own = () if labels is None else labels.names
-    spec = Spec(field, settings, sensealg, bool(merged["throw"]), alg, names, initialise, events, width, own)
+    shown = bool(merged["progress"])
+    spec = Spec(field, settings, sensealg, bool(merged["throw"]), alg, names, initialise, events, width, own, shown)
 
     bounds = numbers(merged, u, field.state, dtype)
     empty = np.zeros(0, dtype)
@@ -313,7 +331,7 @@ def _solve_steps(call: Call, head: list, t1, u_tree) -> ODESolution:
     if known is not None:  # a length rounded up, so that another number of steps seldom compiles again
         ts = head[call.i_ts] = ts[: min(2 ** (rows - 1).bit_length(), ts.shape[0])]
     if spec.sensealg.residual == "mesh":
-        given = dataclasses.replace(call, given_record=True, mapped=(False,) * (len(head) + RECORD))
+        given = dataclasses.replace(silent(call), given_record=True, mapped=(False,) * (len(head) + RECORD))
         us = flow(given, *head, *record)
     else:
         us, record = flow(call, *head)[:n], None
@@ -394,6 +412,6 @@ def wrap(call: Call, head, record, ts, values, info, u_tree) -> ODESolution:
         sign = jnp.where(head[call.i_t1] >= head[call.i_t0], 1, -1)
         beyond = sign * (ts - jnp.nextafter(jax.lax.stop_gradient(info[2]), sign * jnp.inf)) > 0
         ts = jnp.where(beyond & (code == ReturnCode.Terminated), sign * jnp.inf, ts)
-    call = _call(call.spec, len(head), False)
+    call = _call(silent(call).spec, len(head), False)
     record = None if record is None else tuple(record)
     return ODESolution(ts, tree(values[:n]), code, counts, tuple(head), record, call, u_tree, events)

@@ -7,7 +7,22 @@ import enum
 
 
 class ReturnCode(enum.IntEnum):
-    """How a solve ended. Only `Success` and `Terminated` leave values that may be used."""
+    """How a solve ended. Only `Success` and `Terminated` leave values that may be used.
+
+    Attributes
+    ----------
+    ok : bool
+        Whether it is one of these two.
+    cause, remedy : str
+        Why a solve ends so, and what to do about it.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> code = ode.ReturnCode.MaxSteps
+    >>> code.ok, code.cause
+    (False, 'max_steps attempts were made before the end of the time span')
+    """
 
     Success = 0
     Terminated = 1
@@ -23,14 +38,17 @@ class ReturnCode(enum.IntEnum):
 
     @property
     def ok(self) -> bool:
+        """Whether the values of the solve may be used."""
         return self in (ReturnCode.Success, ReturnCode.Terminated)
 
     @property
     def cause(self) -> str:
+        """Why a solve ends so."""
         return _MEANING[self][0]
 
     @property
     def remedy(self) -> str:
+        """What to do about it."""
         return _MEANING[self][1]
 
 
@@ -87,13 +105,29 @@ _MEANING = {
 class SolveError(RuntimeError):
     """An eager solve that did not reach the end of its time span.
 
+    Parameters
+    ----------
+    message : str
+    retcode, t, stiff
+        See below.
+
     Attributes
     ----------
     retcode : ReturnCode
     t : float
-        The time reached.
+        The time reached, in the units of tspan.
     stiff : bool
         Whether stiffness is the likely cause.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: p * u**2, 1.0, (0.0, 2.0), 1.0)  # infinite at t = 1
+    >>> try:
+    ...     ode.solve(prob, ode.Tsit5(), saveat=[2.0])
+    ... except ode.SolveError as error:
+    ...     print(error.retcode.name, f"at t = {error.t:.3f}")
+    DtTooSmall at t = 1.000
     """
 
     def __init__(self, message: str, retcode: ReturnCode, t: float, *, stiff: bool = False):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 from .algorithms import Algorithm, Rodas5P
 from .callbacks import DiscreteCallback
@@ -40,14 +40,24 @@ LINEAR_RATE = 0.25  # a last Newton step above this part of the one before it: t
 class SSRootfind:
     """Newton's method from u0, steps halved while the residual grows, with the dense Jacobian by forward mode.
 
+        u <- u - h (f_u)^(-1) f,    h = 1, 1/2, 1/4, ..
+
+    Which root is found depends on u0, and it may be one that is not stable.
+
     Parameters
     ----------
     reltol, abstol : float, optional
         It ends where the step is at most abstol + reltol |u| in every entry; the error is then of the square of that.
         Default: the square root of the dtype's machine epsilon, and its power 3/4.
     max_steps : int
+        The largest number of steps.
 
-    Which root is found depends on u0, and it may be one that is not stable.
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> prob = ode.SteadyStateProblem(lambda t, u, p: p - u**3, 1.0, 8.0)
+    >>> print(f"{ode.solve(prob, ode.SSRootfind()).u:.10f}")
+    2.0000000000
     """
 
     reltol: float | None = None
@@ -59,6 +69,9 @@ class SSRootfind:
 class DynamicSS:
     """Integration of M u' = f(t, u, p) from u0, until |f| <= abstol + reltol |u| in every entry after a step.
 
+    It finds the stable state to which u0 belongs, where conserved quantities leave many, too; such a one has no
+    derivative here, as f(u, p) = 0 alone does not determine it.
+
     Parameters
     ----------
     alg : algorithm, optional
@@ -69,8 +82,17 @@ class DynamicSS:
     tspan : (t0, t1)
         The times between which a steady state must be reached.
 
-    It finds the stable state to which u0 belongs, where conserved quantities leave many, too; such a one has no
-    derivative here, as f(u, p) = 0 alone does not determine it.
+    Raises
+    ------
+    TypeError, ValueError
+        Where alg is no algorithm, or tspan no pair.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> prob = ode.SteadyStateProblem(lambda t, u, p: p - u**3, 1.0, 8.0)
+    >>> print(f"{ode.solve(prob, ode.DynamicSS()).u:.4f}")
+    2.0000
     """
 
     alg: Algorithm | None = None
@@ -98,7 +120,16 @@ class SteadyStateProblem(Described):
     p : pytree, optional
     mass_matrix : array, optional
         Of the equation in time, for `DynamicSS`.
+    source : ODEProblem, optional
+        The symbolic problem that f came from, whose names solutions then know; set where f is such a problem.
 
+    Raises
+    ------
+    TypeError
+        Where f is no function, or u0 is missing.
+
+    Notes
+    -----
     `solve(prob, alg, u0=, p=, throw=)` takes `SSRootfind()`, the default, or `DynamicSS()`, and returns a
     `SteadyStateSolution`. Derivatives in p, and in what f captures, follow from
 
@@ -107,6 +138,13 @@ class SteadyStateProblem(Described):
     solved exactly, at every order, in both modes, whatever the algorithm. Where f_u is singular they do not exist:
     `SSRootfind` ends with `ReturnCode.SingularMatrix`; `DynamicSS` gives the state, an eager derivative of it raises
     `SolveError` and one under a transform is NaN.
+
+    Examples
+    --------
+    >>> import jax, odesens as ode
+    >>> prob = ode.SteadyStateProblem(lambda t, u, p: p - u**3, 1.0)
+    >>> print(f"{jax.grad(lambda p: ode.solve(prob, p=p).u)(8.0):.6f}")  # 1 / (3 u^2), u = 2
+    0.083333
     """
 
     f: Callable
@@ -175,9 +213,18 @@ class SteadyStateSolution(Described, eqx.Module):
         `Success`; `SingularMatrix`: df/du is singular there; `NotConverged`; `NonFinite`; of `DynamicSS` also how the
         solve in time failed.
     success : bool, or a boolean array under a transform
-    alg : the algorithm
+    alg : SSRootfind or DynamicSS
 
+    Notes
+    -----
     Of a symbolic problem `sol[x]` is what x, a name or an expression, is at rest, and `sol.ps[k]` a parameter.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> sol = ode.solve(ode.SteadyStateProblem(lambda t, u, p: p - u**3, 1.0, 8.0))
+    >>> sol.success, sol.retcode.name, abs(float(sol.resid)) < 1e-12
+    (True, 'Success', True)
     """
 
     u: PyTree
@@ -186,13 +233,14 @@ class SteadyStateSolution(Described, eqx.Module):
     _labels: Any
     alg: Any = eqx.field(static=True)
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> Array:
+        """What key, a name or an expression of a symbolic problem, is at rest."""
         if self._labels is None or not self._labels.handles(key):
             raise TypeError(f"sol[{key!r}]: the state is sol.u; names are those of symbolic problems")
         return self._labels.at(jnp.asarray(jnp.inf, self.u.real.dtype), self.u, key)
 
     @property
-    def ps(self):
+    def ps(self) -> Any:
         """`sol.ps[k]`: the parameters of a symbolic problem by name."""
         if self._labels is None:
             raise AttributeError("only solutions of symbolic problems have parameters by name")
@@ -210,11 +258,13 @@ class SteadyStateSolution(Described, eqx.Module):
     __repr__ = Described.__repr__  # in place of the module's, which lists fields
 
     @property
-    def retcode(self):
+    def retcode(self) -> ReturnCode | Int[Array, "..."]:
+        """How the search ended: a `ReturnCode`, or an integer array under a transform."""
         return return_code(self._code)
 
     @property
-    def success(self):
+    def success(self) -> bool | Bool[Array, "..."]:
+        """Whether a steady state was found: a bool, or a boolean array under a transform."""
         known = None if jnp.ndim(self._code) else concrete(self._code)
         return self._code == ReturnCode.Success if known is None else int(known) == ReturnCode.Success
 

@@ -90,7 +90,19 @@ class Viewed:
     def to_dataframe(self, vars: Any = ()):
         """The saved values as a `pandas.DataFrame`: a column for each component, the index t, or trajectory and t.
 
-        `vars` and errors as for `to_xarray`.
+        Parameters
+        ----------
+        vars : sequence, optional
+            As for `to_xarray`.
+
+        Returns
+        -------
+        pandas.DataFrame
+
+        Raises
+        ------
+        ImportError
+            Without pandas: `pip install 'odesens[tables]'`.
         """
         view = self._view()
         columns = view.components + [view.of(k) for k in vars]

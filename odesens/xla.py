@@ -29,6 +29,15 @@ def compile_loops_natively() -> None:
         the first array is made.
     ValueError
         Where `XLA_FLAGS` names a file of flags: add the option there.
+
+    Examples
+    --------
+    In a process of its own, as it must come before JAX starts:
+
+    >>> import subprocess, sys
+    >>> script = "import odesens as ode; ode.compile_loops_natively(); print(ode.loops_are_native())"
+    >>> print(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip())
+    True
     """
     if loops_are_native():
         return
@@ -48,7 +57,18 @@ def compile_loops_natively() -> None:
 
 
 def loops_are_native() -> bool:
-    """Whether `XLA_FLAGS` now asks for what `compile_loops_natively` does."""
+    """Whether `XLA_FLAGS` now asks for what `compile_loops_natively` does.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> isinstance(ode.loops_are_native(), bool)
+    True
+    """
     values = [x.partition("=")[2] for x in _extra_options(os.environ.get("XLA_FLAGS", "")) if x.startswith(_THRESHOLD)]
     return bool(values) and values[-1].isdigit() and int(values[-1]) >= _NATIVE_FROM
 
@@ -87,6 +107,17 @@ def cache_compilations(folder: str | os.PathLike | None = None) -> Path:
     -------
     Path
         The folder.
+
+    Examples
+    --------
+    In a process of its own, as it holds for all that the process compiles:
+
+    >>> import subprocess, sys, tempfile
+    >>> script = "import sys, odesens as ode; print(ode.cache_compilations(sys.argv[1]).is_dir())"
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True)
+    >>> print(run.stdout.strip())
+    True
     """
     path = Path(_user_cache() / "odesens" if folder is None else folder).expanduser().absolute()
     path.mkdir(parents=True, exist_ok=True)

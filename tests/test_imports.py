@@ -11,7 +11,7 @@ ROOT = Path(odesens.__file__).parent
 
 # from the ground up; a module may import from its own room and from those below
 ROOMS = [
-    ["checks", "components", "extension", "fingerprint", "pattern", "sparsity", "status", "taylor", "xla"],
+    ["checks", "components", "extension", "fingerprint", "pattern", "progress", "sparsity", "status", "taylor", "xla"],
     ["display", "drawing", "tables", "view"],
     ["files"],
     ["viewed"],
@@ -26,10 +26,10 @@ ROOMS = [
     ["evaluate"],
     ["batches"],
     ["primitive"],
-    ["callbacks", "interpolation", "problem", "saveat"],
+    ["callbacks", "health", "interpolation", "problem", "reruns", "saveat"],
     ["inputs", "solution"],
     ["solve"],
-    ["ensemble", "jacobian_check", "plotting", "steady_state"],
+    ["compat", "ensemble", "gradient_check", "jacobian_check", "plotting", "sensitivity_report", "steady_state"],
     ["symbolic"],
     ["__init__"],
     ["__main__"],

@@ -36,7 +36,7 @@ class Solver(NamedTuple):
 
     def own_options(self, prob: ODEProblem) -> dict:
         """The options of `solve`; without `saveat`, both ends of the span are saved."""
-        options = {**self.options, "throw": False, "dense": False}
+        options = {**self.options, "throw": False, "dense": False, "progress": False}
         if {**prob.options, **{k: v for k, v in options.items() if v is not None}}.get("saveat") is None:
             ends = prob.tspan
             traced = any(isinstance(t, (Tracer, jax.Array)) for t in ends)

@@ -4,7 +4,6 @@ Owns: the order of batches, the reduction, reporting from within the program. Mu
 mapped to devices.
 """
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,13 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ..call import COUNTS
 from ..extension import compiled, dependent, hoist
+from ..integrate.loop import COUNTS
+from ..progress import tokens
 from .batch import Solver, mapped, pad
 from .problem import EnsembleAlgorithm, EnsembleProblem, EnsembleSharded
 from .solution import EnsembleSolution, Operands
-
-tokens = itertools.count()
 
 
 class Plan(NamedTuple):

@@ -45,6 +45,15 @@ class EnsembleProblem(Described):
     ------
     TypeError, ValueError
         For arguments of another kind, or leading axes of different lengths.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0, saveat=[0.5, 1.0])
+    >>> many = ode.EnsembleProblem(prob, prob_func=lambda prob, i, repeat: ode.remake(prob, p=1.0 + i))
+    >>> sol = ode.solve(many, trajectories=3)
+    >>> print(sol.u.shape, sol.u[:, 1].round(4))  # exp(-1), exp(-2), exp(-3)
+    (3, 2) [0.3679 0.1353 0.0498]
     """
 
     prob: ODEProblem
@@ -78,7 +87,16 @@ class EnsembleAlgorithm:
 
 @dataclass(frozen=True)
 class EnsembleSerial(EnsembleAlgorithm):
-    """One trajectory after the other: the memory of one solve, also for gradients."""
+    """One trajectory after the other: the memory of one solve, also for gradients.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), saveat=[1.0])
+    >>> many = ode.EnsembleProblem(prob, p=jnp.array([1.0, 2.0]))
+    >>> print(ode.solve(many, None, ode.EnsembleSerial()).u[:, 0].round(4))
+    [0.3679 0.1353]
+    """
 
 
 @dataclass(frozen=True)
@@ -92,6 +110,17 @@ class EnsembleVectorized(EnsembleAlgorithm):
     ----------
     lanes : int, optional
         How many are in the loop at once; 32 on a CPU, where more are no faster, 4096 elsewhere.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where lanes is not an integer of at least 1.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> ode.EnsembleVectorized(lanes=64).lanes
+    64
     """
 
     lanes: int | None = None
@@ -115,6 +144,17 @@ class EnsembleSharded(EnsembleAlgorithm):
         processes. Each process then makes the same calls with the same values, and gets all results.
     lanes : int, optional
         As for `EnsembleVectorized`, on each device.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where lanes is not an integer of at least 1, or mesh not a Mesh.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> ode.EnsembleSharded().devices().axis_names
+    ('trajectories',)
     """
 
     mesh: Any = None

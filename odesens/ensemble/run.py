@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..algorithms import Algorithm
 from ..problem import check_options
 from ..saveat import concrete
 from ..solve import solve
@@ -25,14 +26,14 @@ BATCH = 1024  # trajectories of each device, where results are reduced, reported
 
 def solve_ensemble(
     eprob: EnsembleProblem,
-    alg=None,
+    alg: Algorithm | None = None,
     ensemblealg: EnsembleAlgorithm | None = None,
     *,
     trajectories: int | None = None,
     batch_size: int | None = None,
-    progress: bool | Callable = False,
+    progress: bool | Callable | None = None,
     checkpoint: Any = None,
-    **options,
+    **options: Any,
 ) -> EnsembleSolution:
     """Solve an ensemble: `solve(eprob, alg, ensemblealg, trajectories=N)`.
 
@@ -54,7 +55,7 @@ def solve_ensemble(
         but 1024 for each device with an `output_func`, a `reduction`, `progress` or `checkpoint`.
     progress : bool or callable
         Show a bar (tqdm's where it is installed), or call progress(done, N), after each batch, also under `jit`. It is
-        no part of derivatives.
+        no part of derivatives. Default: the problem's own option.
     checkpoint : path, optional
         A folder to which each finished batch is written, whole or not at all. The same call goes on from there, in a
         new process too, and ends with the same bits. It needs an eager call that is not being differentiated. Several
@@ -73,6 +74,14 @@ def solve_ensemble(
         An eager solve in which trajectories failed (`throw=True`): which, and why. The others are not disturbed.
     TypeError, ValueError
         For input that is wrong.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), saveat=[1.0])
+    >>> sol = ode.solve(ode.EnsembleProblem(prob, p=jnp.array([1.0, 2.0])), ode.Tsit5(), ode.EnsembleVectorized())
+    >>> print(sol.u[:, 0].round(4), sol.retcodes)
+    [0.3679 0.1353] [0 0]
     """
     check_options(options, "solve")
     algorithm = EnsembleVectorized() if ensemblealg is None else ensemblealg
@@ -82,7 +91,7 @@ def solve_ensemble(
             f"got {ensemblealg!r}"
         )
     found = rows_of(eprob, trajectories)
-    report = reporter(progress)
+    report = reporter(eprob.prob.options.get("progress") if progress is None else progress)
     batched = any(x is not None for x in (eprob.output_func, eprob.reduction, report, checkpoint))
     plan = make_plan(found.count, batch_size, algorithm, batched, exact=eprob.reduction is not None)
     throw = {**eprob.prob.options, **options}.get("throw") is not False

@@ -4,15 +4,18 @@ Owns: access to trajectories, statistics over them, how each ended. Must not kno
 """
 
 import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Int, PyTree, Real
 
-from ..call import COUNTS, Call
+from ..call import Call
 from ..components import shown
+from ..integrate.loop import COUNTS
 from ..saveat import concrete
 from ..solution import ODESolution, Stats, known
 from ..status import ReturnCode
@@ -25,8 +28,24 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 class Summary(NamedTuple):
     """Statistics over trajectories at each saved time.
 
-    t (m,); mean and std like u without the axis of trajectories; quantiles with a leading axis like `levels`;
-    count: the number of trajectories in them.
+    Attributes
+    ----------
+    t : array (m,)
+    mean, std : pytrees of arrays (m, ..)
+        Like u without the axis of trajectories.
+    levels : array (q,)
+    quantiles : pytree of arrays (q, m, ..); None where states are complex
+    count : int
+        The number of trajectories in them.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), saveat=[1.0])
+    >>> sol = ode.solve(ode.EnsembleProblem(prob, p=jnp.array([1.0, 2.0])))
+    >>> summary = sol.summary(quantiles=[0.5])
+    >>> print(summary.mean.round(4), summary.quantiles.shape, summary.count)
+    [0.2516] (1, 1) 2
     """
 
     t: Any
@@ -77,48 +96,73 @@ class EnsembleSolution(Viewed):
     success : bool, or a boolean array under a transform
         Whether all did.
 
+    Notes
+    -----
     `sol[i]` is trajectory i, an `ODESolution` (with `output_func`, its output); `len(sol)` and iteration go over
     trajectories.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, odesens as ode
+    >>> prob = ode.ODEProblem(lambda t, u, p: -p * u, 1.0, (0.0, 1.0), 2.0, saveat=[0.5, 1.0])
+    >>> many = ode.EnsembleProblem(prob, prob_func=lambda prob, i, repeat: ode.remake(prob, p=1.0 + i))
+    >>> sol = ode.solve(many, trajectories=3)
+    >>> len(sol), sol.success, sol[2].u.shape, sol.stats.naccept.shape
+    (3, True, (2,), (3,))
+    >>> print(sol.summary().mean.round(4))  # over the trajectories, at each time
+    [0.3992 0.1843]
     """
 
-    def __init__(self, u, codes, counts, operands: Operands | None, reduced: bool):
+    def __init__(
+        self,
+        u: PyTree,
+        codes: Int[Array, " N"],
+        counts: Int[Array, "N counts"],
+        operands: Operands | None,
+        reduced: bool,
+    ):
         self.u = u
         self.retcodes = codes
         self._counts = counts
         self._operands = operands
         self._reduced = reduced
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple, bool]:
         return (self.u, self.retcodes, self._counts, self._operands), self._reduced
 
     @classmethod
-    def tree_unflatten(cls, static, children):
+    def tree_unflatten(cls, static: bool, children: Sequence) -> "EnsembleSolution":
         u, codes, counts, operands = children
         return cls(u, codes, counts, operands, static)
 
     @property
-    def t(self):
+    def t(self) -> Real[Array, "..."] | None:
+        """The saved times (m,) or (N, m); None where trajectories have none."""
         return None if self._operands is None else self._operands.values[self._operands.call.i_ts]
 
     @property
-    def converged(self):
+    def converged(self) -> Bool[Array, " N"]:
+        """Which trajectories reached the end of their spans (N,)."""
         return self.retcodes <= int(ReturnCode.Terminated)
 
     @property
-    def success(self):
+    def success(self) -> bool | Bool[Array, ""]:
+        """Whether all of them did: a bool, or a boolean array under a transform."""
         ok = jnp.all(self.converged)
         known = concrete(ok)
         return ok if known is None else bool(known)
 
     @property
     def stats(self) -> Stats:
+        """Counts of what each solve did (N,)."""
         naccept, nreject, nf, nfactor, njacs = (self._counts[..., i] for i in range(COUNTS))
         return Stats(nf=nf, njacs=njacs, nfactor=nfactor, naccept=naccept, nreject=nreject)
 
     def __len__(self) -> int:
         return self.retcodes.shape[0]
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: int) -> Any:
+        """Trajectory i."""
         if self._reduced:
             raise TypeError(
                 "sol[i]: the trajectories of this ensemble were reduced, sol.u is what they were reduced to"
@@ -135,10 +179,10 @@ class EnsembleSolution(Viewed):
         ended = self.retcodes[i], self._counts[i]
         return ODESolution(operands[own.call.i_ts], u, *ended, operands, None, own.call, own.u_tree, labels=labels)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))
 
-    def summary(self, quantiles=QUANTILES) -> Summary:
+    def summary(self, quantiles: Sequence[float] = QUANTILES) -> Summary:
         """Mean, standard deviation and quantiles over the trajectories that converged, at each saved time.
 
         Parameters

@@ -21,7 +21,6 @@ from ..status import ReturnCode
 from . import localise
 from .lanes import Lanes, choose
 from .loop import (
-    RUNNING,
     Lane,
     Options,
     Settings,
@@ -35,6 +34,7 @@ from .loop import (
     two_sum,
     velocity_of,
 )
+from .pace import RUNNING, in_pieces
 
 BOLD = 8  # times the first guess of a step that a step after an event may be
 ENTRY = 4  # t, t_lo, kind, index of the known time
@@ -101,11 +101,12 @@ def integrate(
     functions: Functions,
     settle: Callable | None = None,
     rows: int = 0,
+    progress: bool = False,
 ) -> Result:
     """Integrate every lane of `task` through its events.
 
     settle(params, u, t) makes the state after a jump obey the algebraic equations and says whether it does. With
-    `rows`, the times of the accepted steps are kept in so many.
+    `rows`, the times of the accepted steps are kept in so many; with `progress`, the host hears how far the loop is.
     """
     changed = functions.changed
     own = lambda i: task.p["p"][i] if task.p_axes["p"][i] == 0 else lanes.spread(task.p["p"][i])
@@ -142,15 +143,18 @@ def integrate(
     )
     state = vary((walk, new, log), varying_axes(*jax.tree.leaves((walk, new, task.p, task.t1, plans))))
 
-    def piece(state):
-        """Steps until something is to happen in any lane, and all that then happens."""
-        walk, new, log = state
-        alone = lambda w: jnp.any(w.lane.code == RUNNING) & ~jnp.any(run.fires(w))
-        walk = while_loop(alone, lambda w: run.iteration(w, new, plans), walk)
-        return run.jumps(walk, new, log)
+    def pieces(going, state):
+        def piece(state):
+            """Steps until something is to happen in any lane, and all that then happens."""
+            walk, new, log = state
+            alone = lambda w: going(w.lane) & ~jnp.any(run.fires(w))
+            walk = while_loop(alone, lambda w: run.iteration(w, new, plans), walk)
+            return run.jumps(walk, new, log)
 
-    running = lambda state: jnp.any(state[0].lane.code == RUNNING)
-    walk, new, log = compiled_whole(lambda state: while_loop(running, piece, state), state)
+        return compiled_whole(lambda state: while_loop(lambda s: going(s[0].lane), piece, state), state)
+
+    lane_of = lambda state: state[0].lane
+    walk, new, log = in_pieces(progress, pieces, state, lane_of, lanes, task, settings.max_steps)
     lane = walk.lane._replace(u=run.state(walk.lane.u))
     if not m:
         return Result(walk.us, log, lane, walk.mesh)

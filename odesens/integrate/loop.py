@@ -20,9 +20,8 @@ from ..methods.step import Method, Stages, mode_of, steady
 from ..status import ReturnCode
 from . import multistep
 from .lanes import Lanes
+from .pace import RUNNING, in_pieces
 from .record import Record, elapsed, writer
-
-RUNNING = -1
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,20 @@ class Lane(NamedTuple):
     auto: Any
     code: Any
     work: Any = None
+
+
+COUNTS = 5
+
+
+def counts(lane: Lane):
+    """Accepted and rejected steps, evaluations of f, factorisations, Jacobians ([lanes], COUNTS)."""
+    njacs = lane.nfactor if lane.work is None else lane.work.njacs
+    return jnp.stack([lane.naccept, lane.nreject, lane.nf, lane.nfactor, njacs], axis=-1)
+
+
+def with_counts(code, counts):
+    """How a backward solve ended: its code and its counts ([lanes], 1 + COUNTS)."""
+    return jnp.concatenate([code[..., None].astype(jnp.int32), counts], axis=-1)
 
 
 class Trial(NamedTuple):
@@ -334,8 +347,11 @@ def integrate(
     *,
     record: int = 0,
     mesh: Record | None = None,
+    progress: bool = False,
 ) -> Result:
     """Integrate every lane of `task`; with `record`, keep checkpoints of the accepted steps in so many rows.
+
+    With `progress`, the host hears from time to time how far the loop has come.
 
     With `mesh`, the record of a solve whose rows are its steps, take those steps; where its stride is more than one,
     the steps are found anew, which are the same but for rounding.
@@ -372,22 +388,21 @@ def integrate(
             rec = rec.write(lane).advance(trial.accepted)
         return new, us, rec, i + 1
 
-    def running(state):
-        return jnp.any(state[0].code == RUNNING)
-
     axes = varying_axes(*jax.tree.leaves((lane, task.t0, task.t1, mesh)))
     state = vary((lane, us, rec, jnp.zeros((), jnp.int32)), axes)
-    if rec is None or record > settings.max_steps:
-        state = compiled_whole(lambda state: while_loop(running, body, state), state)
-    else:
+
+    def run(going, state):
+        if rec is None or record > settings.max_steps:
+            return compiled_whole(lambda state: while_loop(lambda s: going(s[0]), body, state), state)
         full = lambda state: state[2].row >= record
 
         def fill(state):
             state = (*state[:2], state[2].halve(), state[3])
-            return while_loop(lambda s: running(s) & ~full(s), body, state)
+            return while_loop(lambda s: going(s[0]) & ~full(s), body, state)
 
-        state = compiled_whole(lambda state: while_loop(lambda s: running(s) | full(s), fill, state), state)
-    lane, us, rec, _ = state
+        return compiled_whole(lambda state: while_loop(lambda s: going(s[0]) | full(s), fill, state), state)
+
+    lane, us, rec, _ = in_pieces(progress, run, state, lambda state: state[0], lanes, task, settings.max_steps)
     if m:
         us = jnp.where(lanes.map(in_order)(task.ts, task.t0, task.t1)[..., None], us, jnp.nan)
     rec = None if rec is None else rec.finish(lane, lane.code)

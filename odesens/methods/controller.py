@@ -4,6 +4,7 @@ Owns: the factor by which a step size changes, the first step size. Must not kno
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -17,9 +18,32 @@ class PIDController:
         dt_new = dt clip(safety err_n^(-beta1/k) err_(n-1)^(-beta2/k) err_(n-2)^(-beta3/k), factor_min, factor_max),
         beta1 = kP + kI + kD,  beta2 = -(kP + 2 kD),  beta3 = kD
 
-    and, after a rejected step, the I controller alone, which never enlarges the step.
+    and, after a rejected step, the I controller alone, which never enlarges the step. Given to a solve as
+    `controller=`.
 
+    Parameters
+    ----------
+    kP, kI, kD : float
+        The gains of the proportional, integral and derivative parts.
+    safety : float
+        In (0, 1].
+    factor_min, factor_max : float
+        Bounds of dt_new / dt: 0 < factor_min < 1 < factor_max.
+
+    Raises
+    ------
+    ValueError
+        For values outside these ranges.
+
+    Notes
+    -----
     Source: G. Soderlind, Digital filters in adaptive time-stepping, ACM TOMS 29 (2003), section 2.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> ode.PIDController(kP=0.2, kI=0.3, kD=0.1).safety
+    0.9
     """
 
     kP: float = 0.4
@@ -36,8 +60,21 @@ class PIDController:
                 f"safety={self.safety}, factor_min={self.factor_min}, factor_max={self.factor_max}"
             )
 
-    def factor(self, k: int, log_err, log_err1, log_err2, accepted):
-        """The factor for the next step from the logarithms of the last three errors: one exponential, no power."""
+    def factor(self, k: int, log_err: Any, log_err1: Any, log_err2: Any, accepted: Any) -> Any:
+        """The factor for the next step from the logarithms of the last three errors: one exponential, no power.
+
+        Parameters
+        ----------
+        k : int
+            The order of the error estimate plus one.
+        log_err, log_err1, log_err2 : real scalars
+            Of the step just tried, and of the two accepted ones before it.
+        accepted : bool scalar
+
+        Returns
+        -------
+        real scalar
+        """
         b1, b2, b3 = (self.kP + self.kI + self.kD) / k, -(self.kP + 2 * self.kD) / k, self.kD / k
         smooth = -b1 * log_err
         if b2:
@@ -53,13 +90,51 @@ def log_error(err):
     return jnp.log(jnp.where(jnp.isfinite(err), jnp.maximum(err, 1e-10), jnp.inf).astype(err.dtype))
 
 
-def IController(**options) -> PIDController:
-    """The classical controller dt (1/err)^(1/k): fast, without memory."""
+def IController(**options: float) -> PIDController:
+    """The classical controller dt_new = dt safety (1/err)^(1/k): fast, without memory.
+
+    Parameters
+    ----------
+    **options
+        `safety`, `factor_min`, `factor_max` of `PIDController`.
+
+    Returns
+    -------
+    PIDController
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> ode.IController(safety=0.8)
+    PIDController(kP=0.0, kI=1.0, kD=0.0, safety=0.8, factor_min=0.2, factor_max=10.0)
+    """
     return PIDController(kP=0.0, kI=1.0, kD=0.0, **options)
 
 
-def PIController(kP: float = 0.4, kI: float = 0.3, **options) -> PIDController:
-    """The default: smoother step sizes, fewer rejections (Hairer and Wanner, section IV.2)."""
+def PIController(kP: float = 0.4, kI: float = 0.3, **options: float) -> PIDController:
+    """The default: smoother step sizes, fewer rejections.
+
+    Parameters
+    ----------
+    kP, kI : float
+        The gains of the proportional and the integral part.
+    **options
+        `safety`, `factor_min`, `factor_max` of `PIDController`.
+
+    Returns
+    -------
+    PIDController
+
+    Notes
+    -----
+    Source: Hairer and Wanner, Solving Ordinary Differential Equations II, section IV.2.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> ode.PIController() == ode.PIDController()
+    True
+    """
     return PIDController(kP=kP, kI=kI, kD=0.0, **options)
 
 

@@ -11,7 +11,7 @@ from . import backsolve, discrete, forward, gauss, interpolating, quadrature
 
 
 class Engine(NamedTuple):
-    """tangent(flow) -> ([lanes], m, n); adjoint(flow, w, wanted) -> (u_bar, p_bar, code)."""
+    """tangent(flow) -> ([lanes], m, n); adjoint(flow, w, wanted) -> (u_bar, p_bar, ended)."""
 
     tangent: Callable
     adjoint: Callable

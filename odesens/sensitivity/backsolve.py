@@ -17,7 +17,7 @@ from .interpolating import Joint
 
 
 def adjoint(flow: Flow, w, wanted: list[int]):
-    """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted parameter leaves; and a code."""
+    """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted leaves of p; and how it ended."""
     task, options = augmented_task(flow)
     saves, last = saved_states(flow)
     reached = jnp.all(jnp.isfinite(saves), axis=-1)
@@ -55,9 +55,9 @@ def adjoint(flow: Flow, w, wanted: list[int]):
     )
     zeros = flow.lanes.spread(jnp.zeros(pack.size, pack.dtype))
     y1 = jnp.concatenate([last.astype(pack.dtype), zeros], axis=-1)
-    y, _, code = backward.run(sweep, y1, flow.t0, flow.t1, flow.ts)
+    y, _, ended = backward.run(sweep, y1, flow.t0, flow.t1, flow.ts)
     lam, p_bar = pack.split(y[..., size:])
-    return outputs(adj, lam, p_bar, code)
+    return outputs(adj, lam, p_bar, ended)
 
 
 def saved_states(flow: Flow):

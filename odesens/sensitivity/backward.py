@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ..extension import compiled_whole, vary, varying_axes, while_loop
 from ..integrate.lanes import Lanes
-from ..integrate.loop import RUNNING, Lane, Options, Settings, Task, attempt, direction
+from ..integrate.loop import RUNNING, Lane, Options, Settings, Task, attempt, counts, direction, with_counts
 from ..methods.step import make_system
 from ..status import ReturnCode
 
@@ -45,7 +45,7 @@ class Sweep(NamedTuple):
 
 
 def run(sweep: Sweep, y1, t0, t1, ts, acc=None):
-    """Sweep from t1 to t0 over all rows; returns the state at t0, the accumulated value, the code."""
+    """Sweep from t1 to t0 over all rows; returns the state at t0, the accumulated value, how it ended."""
     lanes = sweep.lanes
     m = ts.shape[-1]
     sign = direction(t0, t1)
@@ -97,7 +97,7 @@ def run(sweep: Sweep, y1, t0, t1, ts, acc=None):
     axes = varying_axes(*jax.tree.leaves((lane, sweep.params, t0)))
     lane = give_impulses(vary(lane, axes))
     lane, acc = compiled_whole(lambda lane, acc: sweep.rows(one_row, (lane, acc)), lane, acc)
-    return lane.u, acc, jnp.where(lane.code > 0, lane.code, 0)
+    return lane.u, acc, with_counts(jnp.where(lane.code > 0, lane.code, 0), counts(lane))
 
 
 def _start(sweep: Sweep, y1, t0, t1, m: int) -> Lane:

@@ -271,10 +271,10 @@ def p_integral(adj: Adjoint, params, ts, z, lam):
     return jax.vjp(batched, select(params["p"], adj.wanted))[1](lam)[0]
 
 
-def outputs(adj: Adjoint, lam, p_bar: list, code):
-    """u_bar, p_bar and the code; NaN where the backward solve failed."""
+def outputs(adj: Adjoint, lam, p_bar: list, ended):
+    """u_bar, p_bar and how it ended; NaN where the backward solve failed."""
     u_bar = lam[..., : adj.flow.u0.shape[-1]]
     mass = adj.flow.settings.method.mass
     if mass is not None:
         u_bar = adj.flow.lanes.map(mass.transposed.times)(u_bar)
-    return *mark_failed(adj.flow, adj.wanted, code != 0, u_bar, p_bar), code
+    return *mark_failed(adj.flow, adj.wanted, ended[..., 0] != 0, u_bar, p_bar), ended

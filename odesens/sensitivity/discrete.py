@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..extension import compiled_whole, count_down, vary, varying_axes, while_loop
-from ..integrate.loop import Result, direction, integrate
+from ..integrate.loop import COUNTS, Result, direction, integrate, with_counts
 from ..integrate.record import Record, Steps, rows_for
 from ..integrate.replay import Replay, backwards, reached, steps_at, theta_in
 from ..methods import bdf
@@ -47,7 +47,7 @@ def interpolant(flow: Flow):
 
 
 def adjoint(flow: Flow, w, wanted: list[int]):
-    """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted parameter leaves; and a code.
+    """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted parameter leaves; and how it ended.
 
     One vjp of a step after the other, which is compiled to one native function where it can be; where it cannot, few
     states and parameters have their steps linearised side by side.
@@ -63,7 +63,8 @@ def adjoint(flow: Flow, w, wanted: list[int]):
         engine = jacobians.SideBySide(flow, wanted, step_map(flow), dense_map(flow))
         at_once = lambda record, w: sweep(flow, record, w, engine)
     u_bar, p_bar = compiled_whole(one_by_one, record, w, otherwise=at_once)
-    return *mark_failed(flow, wanted, failed, u_bar, p_bar), jnp.zeros_like(record.code)
+    none = jnp.zeros((*record.code.shape, COUNTS), jnp.int32)  # no solve of its own
+    return *mark_failed(flow, wanted, failed, u_bar, p_bar), with_counts(jnp.zeros_like(record.code), none)
 
 
 def sweep(flow: Flow, record: Record, w, engine):

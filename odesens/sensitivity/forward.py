@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ..extension import vary, varying_axes
-from ..integrate.loop import Result, Settings, Task, integrate
+from ..integrate.loop import Result, Settings, Task, counts, integrate, with_counts
 from .augment import Flow, augmented_stages, augmented_task, augmented_velocity, replace, select
 
 
@@ -117,7 +117,7 @@ def adjoint(flow: Flow, w, wanted: list[int]):
     s = result.us[..., big:].reshape(*result.us.shape[:-1], count, big)[..., -n:]
     touched = (w != 0)[..., None, :]
     value = jnp.sum(jnp.where(touched, w[..., None, :] * s, 0), axis=(-3, -1))
-    return *basis.gradient(jnp.real(value)), result.lane.code
+    return *basis.gradient(jnp.real(value)), with_counts(result.lane.code, counts(result.lane))
 
 
 class Basis:

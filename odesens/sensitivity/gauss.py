@@ -19,7 +19,7 @@ AT_ONCE = 512  # states up to which the nodes of a step are taken side by side
 
 
 def adjoint(flow: Flow, w, wanted: list[int]):
-    """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted parameter leaves; and a code."""
+    """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted leaves of p; and how it ended."""
     adj = prepare(flow, w, wanted)
     count = (adj.settings.tableau.order + 1) // 2 + 1
     nodes, weights = gauss_legendre(count)
@@ -41,8 +41,8 @@ def adjoint(flow: Flow, w, wanted: list[int]):
 
     sweep, p_bar = lam_sweep(adj, accumulate if wanted else None)
     lam1 = flow.lanes.spread(jnp.zeros(adj.size, flow.u0.dtype))
-    lam, p_bar, code = backward.run(sweep, lam1, flow.t0, flow.t1, flow.ts, p_bar)
-    return outputs(adj, lam, p_bar, code)
+    lam, p_bar, ended = backward.run(sweep, lam1, flow.t0, flow.t1, flow.ts, p_bar)
+    return outputs(adj, lam, p_bar, ended)
 
 
 def gauss_legendre(count: int):

@@ -24,7 +24,7 @@ from .continuous import (
 
 
 def adjoint(flow: Flow, w, wanted: list[int]):
-    """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted parameter leaves; and a code."""
+    """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted leaves of p; and how it ended."""
     adj = prepare(flow, w, wanted)
     pack = Joint(flow, adj.params_axes, wanted, adj.size)
 
@@ -54,11 +54,11 @@ def adjoint(flow: Flow, w, wanted: list[int]):
         jacobian=own_jacobian,
     )
     y1 = flow.lanes.spread(jnp.zeros(pack.size, pack.dtype))
-    y, _, code = backward.run(sweep, y1, flow.t0, flow.t1, flow.ts)
+    y, _, ended = backward.run(sweep, y1, flow.t0, flow.t1, flow.ts)
     lam, p_bar = pack.split(y)
     if direct is not None:
         p_bar = [a + b for a, b in zip(p_bar, direct, strict=True)]
-    return outputs(adj, lam, p_bar, code)
+    return outputs(adj, lam, p_bar, ended)
 
 
 def joint_settings(adj, extra: int):

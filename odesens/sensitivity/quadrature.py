@@ -43,13 +43,13 @@ def gauss_kronrod():
 
 
 def adjoint(flow: Flow, w, wanted: list[int]):
-    """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted parameter leaves; and a code."""
+    """The gradient of <w, D^k Phi> with respect to u0 ([lanes], n) and the wanted leaves of p; and how it ended."""
     adj = prepare(flow, w, wanted)
     tolerance = jnp.max(adj.options.abstol), jnp.max(adj.options.reltol)
     sweep, p_bar = lam_sweep(adj, (lambda *args: add_panels(adj, tolerance, *args)) if wanted else None)
     lam1 = flow.lanes.spread(jnp.zeros(adj.size, flow.u0.dtype))
-    lam, p_bar, code = backward.run(sweep, lam1, flow.t0, flow.t1, flow.ts, p_bar)
-    return outputs(adj, lam, p_bar, code)
+    lam, p_bar, ended = backward.run(sweep, lam1, flow.t0, flow.t1, flow.ts, p_bar)
+    return outputs(adj, lam, p_bar, ended)
 
 
 def add_panels(adj: Adjoint, tolerance, total: list, lane, trial, step: Step) -> list:

@@ -1,5 +1,10 @@
 """Models given by equations between named unknowns and parameters, on SymPy; `import odesens` does not load it."""
 
+try:
+    import sympy  # noqa: F401  the extra's package, before modules that use it
+except ImportError as error:
+    raise ImportError("odesens.symbolic needs SymPy: pip install 'odesens[symbolic]'") from error
+
 from .connect import connect
 from .event_data import ContinuousEvent, DiscreteEvent, PeriodicEvent, PresetTimeEvent
 from .initial import InitialValueError, UndeterminedWarning

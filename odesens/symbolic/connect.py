@@ -36,7 +36,7 @@ class Connection:
         return f"connect({', '.join(shown)})"
 
 
-def connect(*members) -> Connection:
+def connect(*members: Any) -> Connection:
     """Connect unknowns or connectors.
 
     Parameters
@@ -56,6 +56,13 @@ def connect(*members) -> Connection:
     ------
     TypeError, ValueError
         Where members are not of one kind, have not the same unknowns, or have different units.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import connect, unknowns
+    >>> a, b = unknowns("a b")
+    >>> print(connect(a, b))
+    connect(a, b)
     """
     if len(members) < 2:
         raise ValueError(f"connect needs two members or more, got {len(members)}")

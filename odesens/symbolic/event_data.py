@@ -91,7 +91,7 @@ class _Event:
             yield from pair
 
     def rewritten(self, rewrite: Callable) -> Any:
-        """The event with each expression rewritten."""
+        """The event with each expression x as rewrite(x)."""
         when = getattr(self, self._when)
         new = tuple(map(rewrite, when)) if isinstance(when, tuple) else rewrite(when)
         affect = {rewrite(key): rewrite(value) for key, value in self.affect.items()}
@@ -108,10 +108,24 @@ class ContinuousEvent(_Event):
     condition : expression, sympy.Eq, or sequence of them
         An equation stands for the difference of its sides. Kept as a tuple of expressions.
     affect : mapping {symbol: value}, optional
+        What is assigned then: unknowns, derivatives of unknowns, parameters, or arrays of them, to expressions in what
+        was there before.
     direction : {-1, 0, 1} or sequence of them
         Only crossings from above, all, only crossings from below; one for all conditions or one for each.
     terminate : bool
         The solve ends there.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is not of these kinds, and for an event that does nothing.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import ContinuousEvent, D, unknowns
+    >>> x = unknowns("x")
+    >>> ContinuousEvent(x, {D(x): -0.9 * D(x)}, direction=-1).condition  # a bounce
+    (x,)
     """
 
     condition: Any
@@ -145,7 +159,22 @@ class DiscreteEvent(_Event):
     ----------
     condition : relational or Boolean of them
     affect : mapping {symbol: value}, optional
+        What is assigned then: unknowns, derivatives of unknowns, parameters, or arrays of them, to expressions in what
+        was there before.
     terminate : bool
+        The solve ends there.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is not of these kinds, and for an event that does nothing.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import DiscreteEvent, unknowns
+    >>> x = unknowns("x")
+    >>> DiscreteEvent(x > 1, terminate=True).condition
+    x > 1
     """
 
     condition: Any
@@ -170,7 +199,22 @@ class PresetTimeEvent(_Event):
     times : number, expression in parameters, or sequence of them
         Kept as a tuple.
     affect : mapping {symbol: value}, optional
+        What is assigned then: unknowns, derivatives of unknowns, parameters, or arrays of them, to expressions in what
+        was there before.
     terminate : bool
+        The solve ends there.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is not of these kinds, and for an event that does nothing.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import PresetTimeEvent, parameters, unknowns
+    >>> x, first = unknowns("x"), parameters("first")
+    >>> PresetTimeEvent([first, first + 12], {x: x + 5}).times
+    (first, first + 12)
     """
 
     times: Any
@@ -191,7 +235,22 @@ class PeriodicEvent(_Event):
     ----------
     dt : number or expression in parameters
     affect : mapping {symbol: value}, optional
+        What is assigned then: unknowns, derivatives of unknowns, parameters, or arrays of them, to expressions in what
+        was there before.
     terminate : bool
+        The solve ends there.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is not of these kinds, and for an event that does nothing.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import PeriodicEvent, unknowns
+    >>> x = unknowns("x")
+    >>> PeriodicEvent(12, {x: x + 5}).dt
+    12
     """
 
     dt: Any

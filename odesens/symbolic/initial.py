@@ -36,11 +36,33 @@ POOLS = ("tunable", "fixed", "initial", "guess")
 
 
 class InitialValueError(ValueError):
-    """Initial values or parameters that are missing; the message names them."""
+    """Initial values or parameters that are missing; the message names them.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> from odesens.symbolic import D, InitialValueError, System, t, unknowns
+    >>> x = unknowns("x")
+    >>> try:
+    ...     ode.ODEProblem(System([(D(x), -x)], t), {}, (0.0, 1.0))
+    ... except InitialValueError as error:
+    ...     print("x" in str(error))
+    True
+    """
 
 
 class UndeterminedWarning(UserWarning):
-    """A guess was taken as an initial value, because no equation determines it."""
+    """A guess was taken as an initial value, because no equation determines it.
+
+    Examples
+    --------
+    Where that is what is wanted:
+
+    >>> import warnings
+    >>> from odesens.symbolic import UndeterminedWarning
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", UndeterminedWarning)
+    """
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Owns: `Parameters`, `Tunables`, `Labels` (what a solution knows of its model). M
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import sympy as sp
 from jax.core import Tracer
+from jaxtyping import PyTree
 
 from ..trace import is_array
 from .generate import Generated, generate
@@ -20,7 +21,25 @@ from .model import SimplifiedSystem
 
 
 class Parameters(NamedTuple):
-    """All parameters of a model as its field takes them: tunable (n,), fixed (m,), functions by name."""
+    """All parameters of a model as its field takes them.
+
+    Attributes
+    ----------
+    tunable : array (n,)
+        In the order of their first appearance in the system.
+    fixed : array (m,)
+        Those with `tunable=False`.
+    functions : dict
+        What was given for undefined functions, by name.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> from odesens.symbolic import D, System, parameters, t, unknowns
+    >>> x, k = unknowns("x", default=1.0), parameters("k", default=2.0)
+    >>> print(ode.ODEProblem(System([(D(x), -k * x)], t), {}, (0.0, 1.0)).p.tunable)
+    [2.]
+    """
 
     tunable: Any
     fixed: Any
@@ -31,23 +50,37 @@ class Parameters(NamedTuple):
 class Tunables(Mapping):
     """The tunable parameters that have a value of their own, in the order of their first appearance in the system.
 
-    A pytree with one leaf, `array` (n,); `tunables[k]` is one of them, `tunables.replace({k: 2.0})` or
-    `tunables.replace(vector)` a copy with others. Derivatives with respect to it have the same labels: `gradient[k]`,
-    `jacobian[k]` with the axes of the value, `hessian[k][l]`, of which `hessian.array.array` is all.
+    A pytree with one leaf. Derivatives with respect to it have the same labels: `gradient[k]`, `jacobian[k]` with the
+    axes of the value, `hessian[k][l]`, of which `hessian.array.array` is all.
+
+    Parameters
+    ----------
+    names : tuple of str
+    array : array (n,)
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> from odesens.symbolic import D, System, parameters, t, unknowns
+    >>> x, (k, r) = unknowns("x", default=1.0), parameters("k r", default=2.0)
+    >>> tunables = ode.ODEProblem(System([(D(x), r - k * x)], t), {}, (0.0, 1.0)).tunables
+    >>> sorted(tunables), float(tunables.replace({k: 3.0})[k])
+    (['k', 'r'], 3.0)
     """
 
-    def __init__(self, names: tuple[str, ...], array):
+    def __init__(self, names: tuple[str, ...], array: PyTree):
         self.names = names
         self.array = array
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple, tuple[str, ...]]:
         return (self.array,), self.names
 
     @classmethod
-    def tree_unflatten(cls, names, children):
+    def tree_unflatten(cls, names: tuple[str, ...], children: Sequence) -> "Tunables":
         return cls(names, *children)
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> PyTree:
+        """The value of a parameter, given by key, its symbol or its name."""
         name = getattr(key, "name", key)
         if name not in self.names:
             raise KeyError(f"{name} is not among the tunable parameters {', '.join(self.names)}")
@@ -71,8 +104,22 @@ class Tunables(Mapping):
     def __hash__(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         return id(self)
 
-    def replace(self, values) -> "Tunables":
-        """A copy with the values of a mapping by name or symbol, or with all values from a vector (n,)."""
+    def replace(self, values: Any) -> "Tunables":
+        """A copy with other values.
+
+        Parameters
+        ----------
+        values : mapping by name or symbol, or vector (n,)
+
+        Returns
+        -------
+        Tunables
+
+        Raises
+        ------
+        KeyError, ValueError
+            For a name that is not there, or a vector of another length.
+        """
         if not isinstance(values, Mapping):
             if jnp.shape(values) != (len(self),):
                 raise ValueError(f"the tunable parameters are a vector of {len(self)}, got shape {jnp.shape(values)}")

@@ -36,6 +36,14 @@ class SimplifiedSystem:
         What the other unknowns are equal to.
     names : tuple of str
         Of the states; a derivative D(x) is called x_t.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import D, System, simplify, t, unknowns
+    >>> x, y = unknowns("x y")
+    >>> model = simplify(System([(D(x), -y), (y, 2 * x)], t))
+    >>> model.unknowns, model.equations, model.observed
+    ((x,), [Eq(D(x), -2*x)], [Eq(y, 2*x)])
     """
 
     def __init__(
@@ -127,8 +135,8 @@ class SimplifiedSystem:
         exchange = {leaf: self.value(leaf) for leaf in unknown_leaves(self.terms, node) if leaf not in self._chosen}
         return self.terms.substitute([node], exchange)[0] if exchange else node
 
-    def parse(self, expr) -> int:
-        """The node of a user's expression: a name, a symbol, or made of symbols.
+    def parse(self, expr: Any) -> int:
+        """The node of a user's expression `expr`: a name, a symbol, or made of symbols.
 
         Raises
         ------
@@ -145,8 +153,8 @@ class SimplifiedSystem:
         """The symbol under its own name, where that of the system is before it."""
         return symbol.renamed(self.terms.nodes[self.leaf(symbol)][1])
 
-    def leaf(self, key) -> int:
-        """The leaf of an unknown, a time derivative or a parameter, by symbol or name."""
+    def leaf(self, key: Any) -> int:
+        """The leaf of a key: an unknown, a time derivative or a parameter, by symbol or name."""
         return find(self.flat, self.terms, key)
 
     def show(self, node: int) -> Any:
@@ -158,23 +166,28 @@ class SimplifiedSystem:
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
+        """Of the states; a derivative D(x) is called x_t."""
         nodes = (self.terms.nodes[leaf] for leaf in self.states)
         return tuple(name + ("_" + "t" * order if order else "") for _, name, order in nodes)
 
     @property
     def name(self) -> str:
+        """That of the system."""
         return self.system.name
 
     @property
     def unknowns(self) -> tuple:
+        """The states u in their order."""
         return tuple(map(self.show, self.states))
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
+        """In the order of their first appearance."""
         return tuple(self.flat.parameters.values())
 
     @property
     def equations(self) -> list:
+        """D(x) = .. for the differential states, 0 = .. for the algebraic ones."""
         eq = lambda a, b: sp.Eq(a, b, evaluate=False)
         named = dict(zip(self.states, self.names, strict=True))  # a rate that is a state goes by the state's name
         shown = lambda node: Unknown(named[node]) if node in named else self.show(node)
@@ -183,6 +196,7 @@ class SimplifiedSystem:
 
     @property
     def observed(self) -> list:
+        """What the other unknowns are equal to."""
         shown = [leaf for leaf in self._values if leaf not in map(self._next, self.differential)]
         return [sp.Eq(self.show(leaf), self.show(self._values[leaf]), evaluate=False) for leaf in shown]
 

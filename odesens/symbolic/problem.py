@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jaxtyping import Array
 
 from ..fingerprint import Frozen
 from ..methods.linear import SMALL
@@ -66,6 +67,8 @@ class SymbolicProblem(ODEProblem):
     jac : bool
         Whether df/du is generated from symbolic derivatives; by default it is computed in forward mode. The pattern of
         df/du is handed over either way.
+    jac_sparsity : array or SciPy sparse array (n, n), or False, optional
+        As for an `ODEProblem`, in place of the pattern of the equations.
     **options
         Any option of `solve`.
 
@@ -80,8 +83,20 @@ class SymbolicProblem(ODEProblem):
     StructureError, InitialValueError, KeyError, TypeError, ValueError
         For equations that do not determine the unknowns, values that are missing, names that the system does not have.
 
+    Notes
+    -----
     Initial values are computed when the problem is solved, so that they follow whatever is exchanged by `remake` or
     `solve(prob, u0=.., p=..)`; a solve fails with `InitialisationFailure` where they contradict each other.
+
+    Examples
+    --------
+    >>> import jax, odesens as ode
+    >>> from odesens.symbolic import D, System, parameters, t, unknowns
+    >>> x, k = unknowns("x"), parameters("k")
+    >>> prob = ode.ODEProblem(System([(D(x), -k * x)], t), {x: 1.0}, (0.0, 1.0), {k: 2.0}, saveat=[1.0], reltol=1e-8)
+    >>> end = lambda q: ode.solve(prob, p=q)[x][-1]
+    >>> print(f"{end(prob.tunables):.5f} {jax.grad(end)(prob.tunables)[k]:.5f}")  # exp(-k), -exp(-k)
+    0.13534 -0.13534
     """
 
     system: SimplifiedSystem
@@ -101,7 +116,7 @@ class SymbolicProblem(ODEProblem):
         stabilization: float | None = None,
         jac: bool = False,
         jac_sparsity: Any = None,
-        **options,
+        **options: Any,
     ):
         if tspan is None:
             raise ValueError("ODEProblem(system, u0, tspan, p) needs tspan=(t0, t1)")
@@ -143,11 +158,13 @@ class SymbolicProblem(ODEProblem):
         return start(program, {**pools, "t": t0}, self.calls)
 
     @property
-    def u0(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+    def u0(self) -> Array:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The initial state (n,) in the order of `system.unknowns`."""
         return self.resolved().u0
 
     @property
-    def p(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+    def p(self) -> Parameters:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """All parameters, as the field takes them."""
         return self.resolved().p
 
     @property
@@ -159,11 +176,11 @@ class SymbolicProblem(ODEProblem):
         )
 
     @property
-    def ps(self):
+    def ps(self) -> Any:
         """`ps[k]`: parameters by name, at t0."""
         return Labels(self.system, self.p).ps
 
-    def resolved(self, u0=None, p=None, tspan=None) -> Resolved:
+    def resolved(self, u0: Any = None, p: Any = None, tspan: Any = None) -> Resolved:
         if u0 is not None or p is not None or tspan is not None:
             changes = {k: v for k, v in dict(u0=u0, p=p, tspan=tspan).items() if v is not None}
             return self.remade(**changes).resolved()
@@ -178,6 +195,7 @@ class SymbolicProblem(ODEProblem):
 
     @property
     def pattern(self) -> Given:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of what kind the values given by name are."""
         return self.given
 
     @property
@@ -185,12 +203,13 @@ class SymbolicProblem(ODEProblem):
         return {"vectors": settled(self.vectors), "calls": self.calls}
 
     def with_values(self, *, vectors: Vectors, calls: dict) -> "SymbolicProblem":  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A copy with other numbers `vectors` and functions `calls`, of the same structure."""
         problem = object.__new__(type(self))
         vectors = vectors._replace(precision=self.vectors.precision)
         vars(problem).update(vars(self), vectors=vectors, calls=calls)
         return problem
 
-    def remade(self, **changes) -> "SymbolicProblem":
+    def remade(self, **changes: Any) -> "SymbolicProblem":
         model = self.system
         own = {k: changes.pop(k) for k in ("u0", "p", "guesses") if k in changes}
         parts = {k: changes.pop(k) for k in ("functions", "tspan", "jac", "jac_sparsity") if k in changes}

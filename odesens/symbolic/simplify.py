@@ -28,7 +28,18 @@ LARGEST_SOLVED = 50  # equations of a block with one unknown left, up to which t
 
 
 class StructureError(ValueError):
-    """A system whose equations do not determine its unknowns: it names both."""
+    """A system whose equations do not determine its unknowns: it names both.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import D, StructureError, System, simplify, t, unknowns
+    >>> x, y = unknowns("x y")
+    >>> try:
+    ...     simplify(System([(D(x), y)], t))  # nothing determines y
+    ... except StructureError as error:
+    ...     print("y" in str(error))
+    True
+    """
 
 
 class Text(NamedTuple):
@@ -81,6 +92,20 @@ def simplify(
     ------
     StructureError
         For equations that do not determine the unknowns, or that hold no unknown; it names them.
+    TypeError, ValueError
+        Where `system` is none, or `stabilization` is not a rate > 0.
+
+    Notes
+    -----
+    Sources: C. C. Pantelides, SIAM J. Sci. Stat. Comput. 9 (1988); S. E. Mattsson, G. Soederlind, SIAM J. Sci. Comput.
+    14 (1993): dummy derivatives; J. Baumgarte, Comput. Methods Appl. Mech. Eng. 1 (1972): stabilization.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import D, System, simplify, t, unknowns
+    >>> x, y = unknowns("x y")
+    >>> simplify(System([(D(x), -y), (y, 2 * x)], t)).observed
+    [Eq(y, 2*x)]
     """
     if isinstance(system, SimplifiedSystem):
         return system

@@ -52,13 +52,19 @@ class _Named(sympy.Symbol):
             return self.metadata.get(key, given[key])
         raise AttributeError(f"{type(self).__name__} {self.name} has no attribute {key!r}; it has {', '.join(given)}")
 
-    def renamed(self, name: str):
+    def renamed(self, name: str) -> Any:
         """The symbol of another name with the same metadata."""
         return type(self)(name, **self.metadata)
 
 
 class Unknown(_Named):
     """A function of time that a system determines.
+
+    Parameters
+    ----------
+    name : str
+    **metadata
+        The attributes below.
 
     Attributes
     ----------
@@ -75,6 +81,13 @@ class Unknown(_Named):
         What a connection says of it: all equal, or the sum is zero.
     state_priority : number
         The higher it is, the rather the unknown is chosen as a state.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import Unknown
+    >>> x = Unknown("x", default=1.0, bounds=(0, None))
+    >>> 2 * x, x.default, x.bounds
+    (2*x, 1.0, (0.0, inf))
     """
 
     __slots__ = ()
@@ -91,12 +104,25 @@ class Unknown(_Named):
 class Parameter(_Named):
     """A value that does not depend on time (events may change it).
 
+    Parameters
+    ----------
+    name : str
+    **metadata
+        The attributes below.
+
     Attributes
     ----------
     name, default, guess, unit, description, bounds
         As of an `Unknown`.
     tunable : bool
         Whether it is among the parameters to be fitted.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import Parameter
+    >>> k = Parameter("k", default=2.0, unit="1/s")
+    >>> k, k.default, k.unit, k.tunable
+    (k, 2.0, '1/s', True)
     """
 
     __slots__ = ()
@@ -210,7 +236,7 @@ def _make(cls, names, shape, metadata: dict):
     return sympy.symbols(names, cls=make)
 
 
-def unknowns(names, *, shape=None, **metadata) -> Any:
+def unknowns(names: str, *, shape: int | tuple[int, ...] | None = None, **metadata: Any) -> Any:
     """Functions of time that a system determines.
 
     Parameters
@@ -226,12 +252,49 @@ def unknowns(names, *, shape=None, **metadata) -> Any:
     -------
     Unknown, SymbolArray, or a tuple of them
         One for one name, else a tuple, as from `sympy.symbols`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For metadata that there is not, or values that do not broadcast to `shape`.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import unknowns
+    >>> unknowns("x y")
+    (x, y)
+    >>> print(unknowns("z", shape=3))
+    [z[0] z[1] z[2]]
     """
     return _make(Unknown, names, shape, metadata)
 
 
-def parameters(names, *, shape=None, **metadata) -> Any:
-    """Values that do not depend on time; arguments and result as of `unknowns`, metadata as of `Parameter`."""
+def parameters(names: str, *, shape: int | tuple[int, ...] | None = None, **metadata: Any) -> Any:
+    """Values that do not depend on time.
+
+    Parameters
+    ----------
+    names, shape
+        As of `unknowns`.
+    **metadata
+        See `Parameter`.
+
+    Returns
+    -------
+    Parameter, SymbolArray, or a tuple of them
+
+    Raises
+    ------
+    TypeError, ValueError
+        As of `unknowns`.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import parameters
+    >>> k, m = parameters("k m", default=1.0)
+    >>> k / m, m.default
+    (k/m, 1.0)
+    """
     return _make(Parameter, names, shape, metadata)
 
 
@@ -272,7 +335,7 @@ class TimeDerivative(sympy.Expr):
         return rf"\frac{{d{power} {printer._print(self.unknown)}}}{{d t{power}}}"
 
 
-def D(expr, n: int = 1) -> Any:
+def D(expr: Any, n: int = 1) -> Any:
     """The n-th time derivative.
 
     Parameters
@@ -283,10 +346,23 @@ def D(expr, n: int = 1) -> Any:
     n : int
         At least 0.
 
+    Returns
+    -------
+    expression, or array of them
+
     Raises
     ------
     TypeError
         Where a symbol is neither `t`, an unknown nor a parameter, so that nothing is known of its derivative.
+    ValueError
+        For an n that is not an integer of at least 0.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import D, parameters, t, unknowns
+    >>> x, k = unknowns("x"), parameters("k")
+    >>> D(k * x**2), D(x, 2), D(t)
+    (2*k*x*D(x), D(D(x)), 1)
     """
     if isinstance(n, bool) or int(n) != n or n < 0:
         raise ValueError(f"the order of a derivative must be an integer of at least 0, got {n!r}")

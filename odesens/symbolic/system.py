@@ -20,7 +20,7 @@ from .symbols import t as time
 Pair = tuple[sympy.Expr, sympy.Expr]
 
 
-def equations(lhs, rhs) -> list:
+def equations(lhs: Any, rhs: Any) -> list:
     """The equations lhs = rhs, entry by entry.
 
     `sympy.Eq(x, y)` tries to find whether it holds: it may be True or False, and takes milliseconds for a sum. Here
@@ -34,6 +34,18 @@ def equations(lhs, rhs) -> list:
     Returns
     -------
     list of sympy.Eq
+
+    Raises
+    ------
+    ValueError
+        For arrays that do not broadcast together.
+
+    Examples
+    --------
+    >>> from odesens.symbolic import D, equations, unknowns
+    >>> x, y = unknowns("x y")
+    >>> equations([D(x), D(y)], [y, -x])
+    [Eq(D(x), y), Eq(D(y), -x)]
     """
     return [sympy.Eq(a, b, evaluate=False) for a, b in _elementwise(lhs, rhs, "equations")]
 
@@ -77,6 +89,18 @@ class System:
     TypeError, ValueError
         For what is not an equation, or one that never holds; symbols that are neither unknowns nor parameters; a name
         used twice; symbols of no subsystem.
+
+    Examples
+    --------
+    >>> import odesens as ode
+    >>> from odesens.symbolic import D, System, parameters, t, unknowns
+    >>> x, k = unknowns("x", default=1.0), parameters("k", default=2.0)
+    >>> decay = System([(D(x), -k * x)], t, name="decay")
+    >>> decay.x, decay.own
+    (decay.x, ['x', 'k'])
+    >>> sol = ode.solve(ode.ODEProblem(decay, {}, (0.0, 1.0)), saveat=[1.0], reltol=1e-8)
+    >>> print(f"{sol[x][0]:.5f} {sol[x / k][0]:.5f}")  # exp(-2), and half of it
+    0.13534 0.06767
     """
 
     name: str
@@ -96,8 +120,8 @@ class System:
 
     def __init__(
         self,
-        equations,
-        t,
+        equations: Any,
+        t: sympy.Symbol,
         *,
         symbols: Iterable = (),
         defaults: Mapping | None = None,
@@ -199,6 +223,7 @@ class System:
         return out
 
     def __getitem__(self, key: str) -> Any:
+        """The symbol, or the subsystem, of the name `key`, as it is seen from the system around."""
         head, dot, rest = key.partition(".")
         if head in self.systems:
             inner = self.systems[head]._renamed(self._outside(head))
