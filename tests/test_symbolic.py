@@ -386,6 +386,27 @@ def test_piecewise():
     close(slope, -1.25, 1e-6)
 
 
+def test_discontinuities_of_a_subsystem():
+    law = [(D(X), -sp.Piecewise((k, t <= 2 * c), (3 * k, True)) * X)]
+    inner = System(law, t, discontinuities=[2 * c], defaults={X: 1.0}, name="inner")
+    prob = ode.ODEProblem(
+        System([], t, systems=[inner]), {}, (0.0, 1.0), {"inner.k": 0.5, "inner.c": 0.2}, saveat=[1.0]
+    )
+    last = lambda q: ode.solve(prob, p={"inner.c": q}, reltol=1e-10, abstol=1e-12)["inner.X"][0]
+    value, slope = jax.value_and_grad(last)(0.2)
+    close(value, np.exp(-0.2 - 0.9), 1e-9)
+    close(slope, 2 * np.exp(-0.2 - 0.9), 1e-9)
+    with pytest.raises(
+        TypeError, match="a time of discontinuities must be a number or depend on parameters only, got X"
+    ):
+        System(law, t, discontinuities=[X])
+
+
+def test_division_by_zero_is_named():
+    with pytest.raises(TypeError, match="divides by zero"):
+        ode.ODEProblem(System([(D(X), X + sp.zoo)], t), {X: 1.0}, (0.0, 1.0))
+
+
 def test_negative_factors_stay_real():
     system = System([(D(X), -0.5 * X + (-0.2 * Y) ** 3), (Y, -0.7 * t)], t)
     prob = ode.ODEProblem(system, {X: 1.0}, (0.0, 1.0), saveat=[1.0], reltol=1e-10, abstol=1e-12)

@@ -101,7 +101,7 @@ def _converted(terms: Terms, e, args: list[int], time: sp.Symbol) -> int:
         return terms.unknown(e.unknown.name, e.order)
     if e == time:
         return terms.time()
-    if isinstance(e, (sp.Number, sp.NumberSymbol)) or e is sp.I:
+    if isinstance(e, (sp.Number, sp.NumberSymbol)) or e is sp.I or e is sp.zoo:
         return terms.number(_number(e))
     if isinstance(e, sp.Add):
         return terms.add([(a, 1) for a in args])

@@ -84,6 +84,7 @@ class _Building:
         self.equations: list[tuple[Any, Any]] = []
         self.explicit: dict[Any, Any] = {}  # unknowns that are equal to an expression
         self._make_symbols()
+        self.meaning: dict[Any, Any] = {Ident(name): symbol for name, symbol in self.symbols.items()}
         order = {"compartment": 0, "parameter": 1, "stoichiometry": 1, "species": 2}
         for quantity in sorted(self.quantities.values(), key=lambda q: order[q.kind]):
             self._determine(quantity)
@@ -195,11 +196,10 @@ class _Building:
 
     def translated(self, expr) -> Any:
         """An expression of the document in symbols."""
-        meaning: dict[Any, Any] = {Ident(name): symbol for name, symbol in self.symbols.items()}
         for call in expr.atoms(RateOf):
-            symbol = meaning[call.args[0]]
-            meaning[call] = D(symbol) if isinstance(symbol, Unknown) else sp.S.Zero
-        return expr.xreplace(meaning)
+            symbol = self.meaning[call.args[0]]
+            self.meaning[call] = D(symbol) if isinstance(symbol, Unknown) else sp.S.Zero
+        return expr.xreplace(self.meaning)
 
     def _equal(self, unknown, expr) -> None:
         self.equations.append((unknown, expr))
