@@ -454,6 +454,23 @@ def test_events_before_and_after_the_start():
     close(sol["z"], [3.0, 3.0, 3.0, 8.0, 8.0], 1e-12)
 
 
+def test_triggers_that_leave_their_threshold_at_the_start():
+    text = document(
+        parameter("x", constant=False),
+        parameter("y", 1.0, constant=False),
+        parameter("one", 1.0),
+        *(parameter(name, 0.0, constant=False) for name in ("up", "down", "at")),
+        initial("x", "2 * one"),
+        rate("x", "1"),
+        rate("y", "one"),
+        event("rises", "x > 2 * y", {"up": "up + 1"}),  # x - 2 y falls
+        event("falls", "x < 2 * y", {"down": "down + 1"}),
+        event("is", "x >= 2", {"at": "at + 1"}),  # true at the start
+    )
+    sol = ode.solve(ode.ODEProblem(from_sbml(text), {}, (0.0, 1.0), saveat=[0.0, 1.0]))
+    close([sol[name] for name in ("up", "down", "at")], [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]], 1e-15)
+
+
 @pytest.mark.parametrize("at_trigger, want", [(True, [2.0, 1.0, 7.0]), (False, [2.0, 2.0, 7.0])])
 def test_events_of_one_trigger(at_trigger, want):
     text = document(

@@ -7,6 +7,7 @@ Source: M. Hucka et al., The Systems Biology Markup Language (SBML): Language Sp
 J. Integr. Bioinform. 16 (2019).
 """
 
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +22,7 @@ from .symbols import D, Parameter, Unknown, t
 from .system import System
 
 
-def from_sbml(source, *, name: str | None = None) -> System:
+def from_sbml(source: str | bytes | os.PathLike, *, name: str | None = None) -> System:
     """The model of an SBML document, Level 2 or 3, as a `System`.
 
     Symbols have the ids of the document: `model.S1`, or `model["lambda"]` for names that are odd in Python; an id t
@@ -34,8 +35,8 @@ def from_sbml(source, *, name: str | None = None) -> System:
 
     Read are compartments, species, parameters, function definitions, initial assignments, rules of all kinds,
     reactions with conversion factors and variable stoichiometries, and events. Events happen where their trigger
-    becomes true, those with `initialValue="false"` at t = 0 too; events that make the trigger of another true are
-    followed by that one at once.
+    becomes true, those with `initialValue="false"` at t = 0 too; one that makes the trigger of another true is followed
+    by that one at once.
 
     Parameters
     ----------
@@ -64,6 +65,24 @@ def from_sbml(source, *, name: str | None = None) -> System:
         delays, priorities that are no numbers.
     ValueError
         For invalid documents, with what libsbml says, reactions without a rate, algebraic rules that determine nothing.
+
+    Examples
+    --------
+    >>> import libsbml  # python-libsbml
+    >>> import odesens as ode
+    >>> from odesens.symbolic import from_sbml
+    >>> law = libsbml.writeMathMLToString(libsbml.parseL3Formula("-k * x")).partition("?>")[2]
+    >>> model = from_sbml(
+    ...     '<sbml xmlns="http://www.sbml.org/sbml/level3/version1/core" level="3" version="1"><model id="decay">'
+    ...     '<listOfParameters><parameter id="k" value="2" constant="true"/>'
+    ...     '<parameter id="x" value="1" constant="false"/></listOfParameters>'
+    ...     f'<listOfRules><rateRule variable="x">{law}</rateRule></listOfRules></model></sbml>'
+    ... )
+    >>> model
+    System decay: 1 equation, 1 unknown, 1 parameter
+    >>> sol = ode.solve(ode.ODEProblem(model, {}, (0.0, 1.0)), p={"k": 1.0}, saveat=[1.0], reltol=1e-8)
+    >>> print(f"{sol[model.x][0]:.5f}")  # exp(-1)
+    0.36788
     """
     return _Building(read(source)).system(name)
 
@@ -103,7 +122,7 @@ class _Building:
             t,
             symbols=[*self.symbols.values(), *self.amounts.values()],
             defaults=self.defaults,
-            events=events(changes, self.explicit),
+            events=events(changes, self.explicit, self.defaults),
             discontinuities=self._switches({x for change in changes for x in change.affect}),
             name=self.document.id if name is None else name,
         )

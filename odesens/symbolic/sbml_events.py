@@ -14,7 +14,7 @@ import sympy as sp
 from sympy.logic.boolalg import Boolean
 
 from .event_data import ContinuousEvent, PresetTimeEvent
-from .symbols import Parameter, TimeDerivative, t
+from .symbols import D, Parameter, TimeDerivative, t
 
 _ORDERED: Any = (sp.Gt, sp.Ge, sp.Lt, sp.Le)
 
@@ -33,7 +33,7 @@ class Change(NamedTuple):
     at_trigger: bool = True
 
 
-def events(changes: Sequence[Change], explicit: Mapping[Any, Any]) -> list:
+def events(changes: Sequence[Change], explicit: Mapping[Any, Any], start: Mapping[Any, Any]) -> list:
     """The events of a system.
 
     Parameters
@@ -41,9 +41,11 @@ def events(changes: Sequence[Change], explicit: Mapping[Any, Any]) -> list:
     changes : sequence of Change
     explicit : mapping
         Unknowns that are equal to an expression, by which triggers are followed through assignments.
+    start : mapping
+        Values at t = 0, as far as they are known.
     """
     order = sorted(changes, key=lambda x: -float("inf") if x.priority is None else -x.priority)
-    return _Events(_merged(order), explicit).made()
+    return _Events(_merged(order), explicit, start).made()
 
 
 def _merged(changes: Sequence[Change]) -> list[Change]:
@@ -63,9 +65,10 @@ def _merged(changes: Sequence[Change]) -> list[Change]:
 
 
 class _Events:
-    def __init__(self, changes: list[Change], explicit: Mapping[Any, Any]):
+    def __init__(self, changes: list[Change], explicit: Mapping[Any, Any], start: Mapping[Any, Any]):
         self.changes = changes
         self.explicit = dict(explicit)
+        self.start = dict(start)
         self.variable = {symbol for change in changes for symbol in change.affect}
         self.triggers = [self._written_out(change.trigger) for change in changes]
 
@@ -87,12 +90,25 @@ class _Events:
     # ------------------------------------------------------------ when
 
     def _at_start(self, change: Change, when) -> list:
-        """A trigger that is true at t = 0 but counts as false before."""
-        first = when.subs(t, 0)
-        if change.was or first == sp.false:
+        """A trigger that is true at t = 0 but counts as false before, or becomes true there."""
+        first = self._leaves_threshold(when) if change.was else when.subs(t, 0)
+        if first == sp.false:
             return []
         affect = {x: _chosen(value, first, x) for x, value in self._after(change, {}, (change,)).items()}
         return [PresetTimeEvent(0, affect)]
+
+    def _leaves_threshold(self, when) -> Any:
+        """Whether x > a becomes true at t = 0, where x = a: that zero of x - a is no crossing."""
+        if not isinstance(when, (sp.Gt, sp.Lt)) or self._time(when) is not None:
+            return sp.false
+        ahead = margin(when)
+        value: Any = ahead.subs(t, 0)
+        while value.free_symbols and not value.free_symbols.isdisjoint(self.start):
+            value = value.xreplace({x: sp.sympify(self.start[x]) for x in value.free_symbols if x in self.start})
+        if value != 0 or ahead.atoms(TimeDerivative):
+            return sp.false
+        there: Any = sp.Eq(ahead, 0)
+        return sp.And(there, D(ahead) > 0)
 
     def _later(self, change: Change, when) -> list:
         """A trigger that becomes true later."""
