@@ -21,7 +21,7 @@ from .symbols import D, Parameter, Unknown, t
 from .system import System
 
 
-def from_sbml(source, *, name: str | None = None) -> System:
+def from_sbml(source: Any, *, name: str | None = None) -> System:
     """The model of an SBML document, Level 2 or 3, as a `System`.
 
     Symbols have the ids of the document: `model.S1`, or `model["lambda"]` for names that are odd in Python; an id t
