@@ -125,8 +125,15 @@ class DenseOutput:
     def __init__(self, sol: ODESolution, t0: Any, end: Any):
         self._sol, self._ends = sol, (t0, end)
 
-    t_min = property(lambda self: jnp.minimum(*self._ends), doc="The earliest time.")
-    t_max = property(lambda self: jnp.maximum(*self._ends), doc="The latest time.")
+    @property
+    def t_min(self) -> Array:
+        """The earliest time."""
+        return jnp.minimum(*self._ends)
+
+    @property
+    def t_max(self) -> Array:
+        """The latest time."""
+        return jnp.maximum(*self._ends)
 
     def __call__(self, t: Real[ArrayLike, "..."]) -> Array:
         """y at the times t."""
