@@ -12,7 +12,7 @@ import jax
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("from_*.md"))]
 FENCE = re.compile(r"(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.M | re.S)
 INFOS = {"python", "python peer", "julia", "bash", "bibtex", ""}
 
