@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, ArrayLike, Bool, PyTree, Real
 
 from .algorithms import BS3, DOP853, DP5, FBDF, Algorithm, AutoTsit5, Rodas5P
 from .callbacks import CallbackSet, ContinuousCallback
@@ -122,21 +122,28 @@ class DenseOutput:
     [0.60653] 1.0
     """
 
-    def __init__(self, sol: ODESolution, t0, end):
+    def __init__(self, sol: ODESolution, t0: Any, end: Any):
         self._sol, self._ends = sol, (t0, end)
 
-    t_min = property(lambda self: jnp.minimum(*self._ends), doc="The earliest time.")
-    t_max = property(lambda self: jnp.maximum(*self._ends), doc="The latest time.")
+    @property
+    def t_min(self) -> Array:
+        """The earliest time."""
+        return jnp.minimum(*self._ends)
 
-    def __call__(self, t):
+    @property
+    def t_max(self) -> Array:
+        """The latest time."""
+        return jnp.maximum(*self._ends)
+
+    def __call__(self, t: Real[ArrayLike, "..."]) -> Array:
         """y at the times t."""
         return jnp.moveaxis(self._sol(t), -1, 0)
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple, None]:
         return (self._sol, self._ends), None
 
     @classmethod
-    def tree_unflatten(cls, _, children):
+    def tree_unflatten(cls, _: None, children: Sequence) -> "DenseOutput":
         new = object.__new__(cls)
         new._sol, new._ends = children
         return new
@@ -170,13 +177,13 @@ class OdeResult:
     status: Any
     _fields = ("t", "y", "sol", "t_events", "y_events", "nfev", "njev", "nlu", "status")
 
-    def __init__(self, **fields):
+    def __init__(self, **fields: Any):
         for name in self._fields:
             setattr(self, name, fields[name])
         self._code = fields["code"]
 
     @property
-    def success(self):
+    def success(self) -> bool | Bool[Array, "..."]:
         """Whether the solve did not fail: a bool, or a boolean array under a transform."""
         ok = self.status >= 0
         known = None if jnp.ndim(ok) else concrete(ok)
@@ -191,19 +198,19 @@ class OdeResult:
         code = ReturnCode(int(known))
         return MESSAGES.get(code, f"{code.name}: {code.cause}. To do: {code.remedy}.")
 
-    def __getitem__(self, name: str):
+    def __getitem__(self, name: str) -> Any:
         """The attribute of that name."""
         return getattr(self, name)
 
-    def keys(self):
+    def keys(self) -> list[str]:
         """The names of all attributes."""
         return [*self._fields, "message", "success"]
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple, None]:
         return tuple(getattr(self, name) for name in (*self._fields, "_code")), None
 
     @classmethod
-    def tree_unflatten(cls, _, children):
+    def tree_unflatten(cls, _: None, children: Sequence) -> "OdeResult":
         new = object.__new__(cls)
         for name, value in zip((*cls._fields, "_code"), children, strict=True):
             setattr(new, name, value)
@@ -223,7 +230,7 @@ def solve_ivp(
     events: Callable | Sequence[Callable] | None = None,
     vectorized: bool = False,
     args: Any = None,
-    **options,
+    **options: Any,
 ) -> OdeResult:
     """Solve dy/dt = fun(t, y, *args) from y(t0) = y0: `scipy.integrate.solve_ivp`, differentiable.
 

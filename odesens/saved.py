@@ -4,6 +4,7 @@ Owns: access to their values. Must not know: files' contents, other kinds of sol
 """
 
 from collections import namedtuple
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -93,10 +94,10 @@ class SavedSolution(Viewed):
     def __len__(self) -> int:
         return self._saved.codes.shape[0] if self._saved.lead == 2 else self.t.shape[0]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> Any:
         """The state, or the trajectory, of the number `key`; the component, or the saved value, of that name."""
         view = self._saved
         if not isinstance(key, (int, np.integer)):
@@ -116,7 +117,7 @@ class SavedSolution(Viewed):
         )
         return SavedSolution(own, {k: x[key] for k, x in self.vars.items()})
 
-    def __call__(self, t):
+    def __call__(self, t: Any) -> Any:
         """Nothing can be interpolated at t: raises TypeError."""
         raise TypeError(
             "a saved solution has no dense output: solve with the times that are wanted as saveat, then save"

@@ -25,7 +25,7 @@ class Viewed:
     def _view(self) -> View:
         raise NotImplementedError
 
-    def plot(self, vars: Any = None, ax: Any = None):
+    def plot(self, vars: Any = None, ax: Any = None) -> Any:
         """Draw the saved states: against time, against each other, or as bands of many trajectories.
 
         Parameters
@@ -65,7 +65,7 @@ class Viewed:
         at = () if view.events is None else np.asarray(view.events.t)[: int(view.events.count)]
         return drawing.series(view.t, [view.of(k) for k in keys], at, ax=ax)
 
-    def to_xarray(self, vars: Any = ()):
+    def to_xarray(self, vars: Any = ()) -> Any:
         """The saved values as an `xarray.Dataset`.
 
         Parameters
@@ -87,7 +87,7 @@ class Viewed:
         view = self._view()
         return tables.to_xarray(view.t, view.u, view.names, [view.of(k) for k in vars], view.attrs, view.lead)
 
-    def to_dataframe(self, vars: Any = ()):
+    def to_dataframe(self, vars: Any = ()) -> Any:
         """The saved values as a `pandas.DataFrame`: a column for each component, the index t, or trajectory and t.
 
         Parameters
