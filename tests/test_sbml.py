@@ -702,6 +702,21 @@ def test_values_that_are_missing_are_named():
         ode.ODEProblem(from_sbml(text), {}, (0.0, 1.0))
 
 
+def test_sizes_and_values_that_nothing_needs():
+    text = document(
+        compartment(size=None),
+        compartment("point", None, dimensions=0),
+        species("A", amount=2.0, only=True),
+        species("B", amount=1.0, place="point"),
+        parameter("y", constant=False),
+        parameter("k", 0.5),
+        algebraic("y^3 + y - 2 * A"),  # a guess of y is made
+        reaction("J", "A -> B", "k"),
+    )
+    sol = ode.solve(ode.ODEProblem(from_sbml(text), {}, (0.0, 2.0), saveat=[2.0]))
+    close(sol[["A", "B", "y"]], [[1.0, 2.0, 1.0]], 1e-6)
+
+
 def test_packages_that_are_not_required_and_constraints():
     watch = f"<constraint metaid='positive'>{math('A > 0')}</constraint>"
     given = 'xmlns:layout="http://www.sbml.org/sbml/level3/version1/layout/version1" layout:required="false"'

@@ -111,6 +111,7 @@ class _Building:
             self._equal(self.symbols[reaction.id], self.translated(reaction.rate))
         for _, expr in document.algebraic:
             self.equations.append((sp.S.Zero, self.translated(expr)))
+        self._leave_unset()
 
     def system(self, name: str | None) -> System:
         changes = [
@@ -122,6 +123,7 @@ class _Building:
             t,
             symbols=[*self.symbols.values(), *self.amounts.values()],
             defaults=self.defaults,
+            guesses={self.symbols[x]: 1.0 for x in self.solved_for if self.symbols[x] not in self.defaults},
             events=events(changes, self.explicit, self.defaults),
             discontinuities=self._switches({x for change in changes for x in change.affect}),
             name=self.document.id if name is None else name,
@@ -243,6 +245,17 @@ class _Building:
             self.equations.append((D(symbol), self._production(q) / size))
         if value is not None:
             self.defaults[symbol] = value
+
+    def _leave_unset(self) -> None:
+        """Compartments without a size that nothing reads, as of species that are amounts, need none."""
+        read = {
+            x for pair in [*self.equations, *self.defaults.items()] for e in pair for x in sp.sympify(e).free_symbols
+        }
+        for event in self.document.events:
+            read |= {self.symbols[x.name] for e in (event.trigger, *event.affect.values()) for x in e.atoms(Ident)}
+        for q in self.quantities.values():
+            if q.kind == "compartment" and self.symbols[q.id] not in {*read, *self.defaults}:
+                self.defaults[self.symbols[q.id]] = float("nan")
 
     def _production(self, q: Quantity) -> Any:
         """The amount per time that all reactions make of a species."""
