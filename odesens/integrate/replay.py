@@ -220,7 +220,7 @@ def _steps_at_one(replay: Replay, p, ts, times, states, t0, t1, options):
 
         def body(state):
             lane, at, u, end = state
-            trial, new = onward(step, p, lane, stop, jnp.full_like(stop[:, 0], t1), options, multistep)
+            trial, new = onward(step, p, lane, stop, jnp.broadcast_to(t1, stop[:, 0].shape), options, multistep)
             here = jnp.stack([lane.t, lane.t_lo, trial.dt, lane.auto.astype(lane.t.dtype)], axis=-1)
             passed = trial.accepted & (sign * ((ts - trial.t) - trial.t_lo) <= 0)
             at = jnp.where(trial.accepted[:, None], here, at)
