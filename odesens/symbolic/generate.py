@@ -8,9 +8,9 @@ SymPy.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property, reduce
 from typing import Any
 
 import jax
@@ -52,9 +52,19 @@ def generate(terms, roots: Sequence[int], where: Mapping[int, tuple[str, int | N
 
 @dataclass(frozen=True, eq=False)
 class Generated:
-    """A function of pools of values, made by `generate`; equal only to itself."""
+    """A function of pools of values, made by `generate`; equal to one with the same plan, as programs are kept by it."""
 
     plan: Plan
+
+    @cached_property
+    def _content(self) -> Hashable:
+        return _content(self.plan)
+
+    def __eq__(self, other):
+        return isinstance(other, Generated) and (self is other or self._content == other._content)
+
+    def __hash__(self):
+        return hash(self._content)
 
     @property
     def n_templates(self) -> int:
@@ -88,6 +98,15 @@ class Generated:
         if missing:
             raise KeyError(f"no function for {sorted(missing)}: give `functions` with these names")
         return _Evaluation(pools, functions).of(self.plan)
+
+
+def _content(x) -> Hashable:
+    """The values of a tree of dataclasses, tuples and arrays, to be compared and hashed."""
+    if is_dataclass(x):
+        return (type(x), *(_content(getattr(x, field.name)) for field in fields(x)))
+    if isinstance(x, np.ndarray):
+        return x.shape, x.dtype.str, x.tobytes()
+    return tuple(map(_content, x)) if isinstance(x, tuple) else (type(x), x)
 
 
 class _Evaluation:
