@@ -7,6 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from .checks import is_count, is_positive
 from .methods import tableaus
 from .methods.linear import Linear
 from .methods.tableaus import AutoSwitch, BdfTableau, EsdirkTableau, RosenbrockTableau, Tableau
@@ -53,8 +54,9 @@ class GMRES:
     restart: int = 30
 
     def __post_init__(self):
-        if not 0 < self.rtol < 1 or self.restart < 1:
-            raise ValueError(f"GMRES needs 0 < rtol < 1 and restart >= 1, got rtol={self.rtol}, restart={self.restart}")
+        if not is_positive(self.rtol) or self.rtol >= 1 or not is_count(self.restart):
+            given = f"rtol={self.rtol!r}, restart={self.restart!r}"
+            raise ValueError(f"GMRES needs 0 < rtol < 1 and an integer restart >= 1, got {given}")
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class ContinuousCallback(Callback):
 
     def __post_init__(self):
         check_signature(self.condition, "condition")
-        _check_affect(self.affect, (3, 4))
+        _check_affect(self, (3, 4))
         for d in np.atleast_1d(np.asarray(self.direction)):
             if d not in (-1, 0, 1):
                 raise ValueError(f"direction must be -1, 0 or 1, got {self.direction!r}")
@@ -122,7 +122,7 @@ class DiscreteCallback(Callback):
 
     def __post_init__(self):
         check_signature(self.condition, "condition")
-        _check_affect(self.affect, (3,))
+        _check_affect(self, (3,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +166,7 @@ class PresetTimeCallback(Callback):
     terminate: bool = False
 
     def __post_init__(self):
-        _check_affect(self.affect, (3, 4))
+        _check_affect(self, (3, 4))
         object.__setattr__(self, "times", _as_times(self.times, "times"))
 
 
@@ -203,7 +203,7 @@ class PeriodicCallback(Callback):
     terminate: bool = False
 
     def __post_init__(self):
-        _check_affect(self.affect, (3, 4))
+        _check_affect(self, (3, 4))
         if not callable(self.dt):
             known = None if isinstance(self.dt, Tracer) else np.asarray(self.dt)
             if known is not None and not (known.ndim == 0 and known.dtype.kind in "if" and known > 0):
@@ -353,14 +353,12 @@ def _as_times(times, name: str):
         if _arguments(times, 1) != 1:
             raise TypeError(f"{name} must be an array of times, or a function of p that gives it")
         return times
-    if isinstance(times, jax.Array):
-        return times
-    x = np.asarray(times)
+    x = times if isinstance(times, jax.Array) else np.asarray(times)
     if x.dtype.kind not in "if" or x.ndim > 1:
         raise TypeError(f"{name} must be real, a number or a vector of them, got {times!r}")
-    if np.any(np.isnan(x)):
+    if not isinstance(x, Tracer) and np.any(np.isnan(x)):
         raise ValueError(f"{name} holds NaN")
-    return jnp.asarray(x, jnp.result_type(float) if x.dtype.kind == "i" else None)
+    return x if isinstance(x, jax.Array) else jnp.asarray(x, jnp.result_type(float) if x.dtype.kind == "i" else None)
 
 
 def _arguments(f: Callable, default: int = 3) -> int:
@@ -374,7 +372,11 @@ def _arguments(f: Callable, default: int = 3) -> int:
     return default if any(q.kind is q.VAR_POSITIONAL for q in parameters) and needed < default else needed
 
 
-def _check_affect(affect, counts: tuple[int, ...]) -> None:
+def _check_affect(callback, counts: tuple[int, ...]) -> None:
+    """Refuse an affect of other arguments, and a `terminate` that is no truth value."""
+    affect = callback.affect
+    if not isinstance(callback.terminate, (bool, np.bool_)):
+        raise TypeError(f"terminate must be True or False, got {callback.terminate!r}")
     if affect is None:
         return
     if not callable(affect):

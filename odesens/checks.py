@@ -1,12 +1,31 @@
-"""What the functions of a problem must take and return, and what is said where they do not.
+"""What the functions of a problem must take and return, and what is said where they do not; which options are numbers.
 
-Owns: the checks of signatures and of results while a function is traced. Must not know: programs, solvers.
+Owns: the checks of signatures and of results while a function is traced, of plain numbers. Must not know: programs,
+solvers.
 """
 
 import inspect
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+
+def is_number(x: Any) -> bool:
+    """Whether x is a finite number of Python or NumPy; truth values, traced values and arrays are none."""
+    return isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def is_positive(x: Any) -> bool:
+    """Whether x is such a number above zero."""
+    return is_number(x) and x > 0
+
+
+def is_count(x: Any) -> bool:
+    """Whether x is a positive integer of Python or NumPy."""
+    return isinstance(x, (int, np.integer)) and is_positive(x)
 
 
 def check_signature(f, name: str = "f") -> None:

@@ -130,6 +130,8 @@ def check_gradient(
     >>> found.ok, f"{found.gradient:.5f}"  # -2 exp(-4)
     (True, '-0.03663')
     """
+    if not callable(loss):
+        raise TypeError(f"check_gradient needs a function loss(x) first, got {type(loss).__name__}")
     x = jax.tree.map(lambda v: jnp.asarray(v) if isinstance(v, (float, complex, np.ndarray, np.generic)) else v, x)
     moving, rest = eqx.partition(x, eqx.is_inexact_array)
     if not sum(leaf.size for leaf in jax.tree.leaves(moving)):

@@ -119,7 +119,8 @@ def check_algorithm(alg, what: str, mass: Mass | None) -> algorithms.Algorithm:
     if isinstance(alg, type) and issubclass(alg, algorithms.Algorithm):
         raise TypeError(f"{what} must be an instance: write {alg.__name__}() instead of {alg.__name__}")
     if not isinstance(alg, algorithms.Algorithm):
-        raise TypeError(f"{what} must be a method such as Tsit5(), got {alg!r}")
+        hint = "; it is the third argument of an ensemble's solve" if "Ensemble" in type(alg).__name__ else ""
+        raise TypeError(f"{what} must be a method such as Tsit5(), got {alg!r}{hint}")
     stiff = isinstance(alg, (algorithms.Rosenbrock, algorithms.Esdirk, algorithms.FBDF))
     if mass is not None and mass.singular and not stiff:
         raise ValueError(f"{what}: {alg!r} cannot solve algebraic equations (M is singular): take Rodas5P()")
@@ -149,8 +150,11 @@ def make_mass(given, state) -> Mass | None:
             "mass_matrix must be constant, got a traced value: put what varies into f, and make constants under a "
             "transformation by NumPy (np.diag, not jnp.diag)"
         )
-    m = np.asarray(given)
     n = state.size
+    try:
+        m = given.toarray() if sp.issparse(given) else np.asarray(given)
+    except ValueError:  # rows of different lengths
+        m = np.asarray(given, object)
     if m.dtype.kind not in "biuf" or m.shape not in ((n,), (n, n)):
         raise ValueError(
             f"mass_matrix must be real of shape ({n}, {n}) or ({n},) for the {n} entries of u0, got {m.dtype}{m.shape}"

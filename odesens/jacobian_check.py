@@ -33,6 +33,8 @@ def check_jacobian(prob: ODEProblem, *, t: Any = None, u: Any = None, p: Any = N
 
     Raises
     ------
+    TypeError
+        Where `prob` is no ODEProblem.
     ValueError
         Where that exceeds rtol: with the entry that is off most. Also where an entry outside `jac_sparsity` is not
         zero, and where the problem has neither.
@@ -48,6 +50,8 @@ def check_jacobian(prob: ODEProblem, *, t: Any = None, u: Any = None, p: Any = N
     ...     print(str(error).split(";")[0])
     jac is wrong at t = 0: entry [1, 0], df[1]/du[0], is 3 but should be -3
     """
+    if not isinstance(prob, ODEProblem):
+        raise TypeError(f"check_jacobian needs an ODEProblem first, got {type(prob).__name__}")
     if prob.jac is None and (prob.jac_sparsity is None or prob.jac_sparsity is False):
         raise ValueError("check_jacobian needs an ODEProblem with jac= or jac_sparsity=, this one has neither")
     u = as_state(prob.u0 if u is None else u)
@@ -62,6 +66,8 @@ def check_jacobian(prob: ODEProblem, *, t: Any = None, u: Any = None, p: Any = N
     size = np.max(np.abs(want), axis=1, keepdims=True)
     if prob.jac_sparsity is not None and prob.jac_sparsity is not False:
         given = prob.jac_sparsity.toarray() if hasattr(prob.jac_sparsity, "toarray") else np.asarray(prob.jac_sparsity)
+        if np.shape(given) != want.shape:
+            raise ValueError(f"jac_sparsity must have shape {want.shape}, got {np.shape(given)}")
         outside = np.where((given == 0) & ~np.eye(len(want), dtype=bool), np.abs(want), 0)
         if np.any(outside > 0):
             i, j = np.unravel_index(np.argmax(outside), want.shape)

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from .algorithms import Algorithm
+from .checks import is_count, is_positive
 from .drawing import COLOURS, new_axes
 from .problem import ODEProblem
 from .solve import solve
@@ -56,7 +58,7 @@ class WorkPrecision(NamedTuple):
 
 def work_precision(
     prob: ODEProblem,
-    algs: Sequence | Mapping[str, Any],
+    algs: Algorithm | Sequence | Mapping[str, Any],
     *,
     reltols: Sequence[float] = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8),
     abstol_ratio: float = 1e-3,
@@ -95,7 +97,7 @@ def work_precision(
     Raises
     ------
     ValueError
-        Without methods or tolerances, or where the default reference fails.
+        Without methods or tolerances, for tolerances that are not positive, or where the default reference fails.
     ImportError
         Without matplotlib: `pip install 'odesens[plot]'`.
 
@@ -117,6 +119,9 @@ def work_precision(
     methods = _methods(algs)
     if not methods or not len(reltols):
         raise ValueError("work_precision needs at least one method and one tolerance")
+    if not all(map(is_positive, [*reltols, abstol_ratio])) or not is_count(repeats):
+        given = f"reltols={list(reltols)!r}, abstol_ratio={abstol_ratio!r}, repeats={repeats!r}"
+        raise ValueError(f"work_precision needs positive tolerances and a number of repeats, got {given}")
     ax = new_axes(ax, (6.4, 4.4))
     shape = len(methods), len(reltols)
     errors, seconds, counts = (np.full(shape, np.nan) for _ in range(3))
@@ -142,6 +147,8 @@ def work_precision(
 
 
 def _methods(algs) -> dict[str, dict]:
+    if isinstance(algs, Algorithm):
+        algs = [algs]
     if not isinstance(algs, Mapping):
         algs = {repr(alg): alg for alg in algs}
     return {label: dict(own) if isinstance(own, Mapping) else {"alg": own} for label, own in algs.items()}

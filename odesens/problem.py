@@ -302,6 +302,8 @@ class _Sum:
 def check_tspan(tspan) -> tuple:
     try:
         t0, t1 = tspan
+        if isinstance(tspan, (str, dict, set, frozenset)):
+            raise ValueError
     except (TypeError, ValueError):
         raise ValueError(f"tspan must be a pair (t0, t1), got {tspan!r}") from None
     return t0, t1
@@ -310,7 +312,8 @@ def check_tspan(tspan) -> tuple:
 def check_options(options: dict, where: str) -> None:
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
-        raise TypeError(f"{where} got unknown options {unknown}; known are {', '.join(OPTIONS)}")
+        hint = "; those of ensembles need an EnsembleProblem" if {"trajectories", "batch_size"} & set(unknown) else ""
+        raise TypeError(f"{where} got unknown options {unknown}; known are {', '.join(OPTIONS)}{hint}")
 
 
 def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:

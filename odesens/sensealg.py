@@ -3,9 +3,10 @@
 Owns: their names and options, one paragraph each. Must not know: how they are done (`odesens.sensitivity`).
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from .checks import is_count, is_positive
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ class ContinuousAlgorithm(SensitivityAlgorithm):
     def __post_init__(self):
         for name in ("reltol", "abstol"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
+            if value is not None and not is_positive(value):
                 raise ValueError(f"{type(self).__name__} needs {name} > 0, a number, got {value!r}")
-        if self.max_steps is not None and not (isinstance(self.max_steps, int) and self.max_steps >= 1):
+        if self.max_steps is not None and not is_count(self.max_steps):
             raise ValueError(f"{type(self).__name__} needs max_steps >= 1, an integer, got {self.max_steps!r}")
 
 
@@ -195,8 +196,8 @@ class BacksolveAdjoint(ContinuousAlgorithm):
 
     Raises
     ------
-    ValueError
-        For tolerances that are not positive, or max_steps below 1.
+    TypeError, ValueError
+        For tolerances that are not positive, max_steps below 1, a restart that is no truth value.
 
     (Chen, Rubanova, Bettencourt, Duvenaud, Neural Ordinary Differential Equations, NeurIPS 2018, algorithm 1.)
 
@@ -211,6 +212,11 @@ class BacksolveAdjoint(ContinuousAlgorithm):
 
     restart: bool = True
     residual: ClassVar[str] = "saves"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.restart, bool):
+            raise TypeError(f"BacksolveAdjoint: restart must be True or False, got {self.restart!r}")
 
 
 @dataclass(frozen=True)

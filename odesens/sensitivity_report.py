@@ -125,7 +125,7 @@ def sensitivity_report(
     Raises
     ------
     TypeError
-        Where loss(sol) is no real scalar.
+        Where `prob` is no ODEProblem, loss no function, or loss(sol) no real scalar.
 
     The estimate needs three compilations; it is for looking, not for every step of a fit. It holds as long as the solve
     at the smaller tolerances is much the better one; where that fails, or the backward solve does, it is NaN.
@@ -138,6 +138,9 @@ def sensitivity_report(
     >>> print(f"{found.gradient['p']:.5f}", found.relative < 1e-5)  # -2 exp(-4)
     -0.03663 True
     """
+    if not isinstance(prob, ODEProblem) or not callable(loss):
+        given = f"{type(prob).__name__} and {type(loss).__name__}"
+        raise TypeError(f"sensitivity_report needs an ODEProblem and a function loss(sol), got {given}")
     x = {"p": prob.tunables} if prob.named else {"u0": as_state(prob.u0), "p": as_params(prob.p)}  # pyright: ignore[reportAttributeAccessIssue]
     x = jax.tree.map(lambda v: jnp.asarray(v) if isinstance(v, (float, complex, np.ndarray, np.generic)) else v, x)
     moving, rest = eqx.partition(x, eqx.is_inexact_array)

@@ -269,7 +269,10 @@ class ODESolution(Viewed):
         self._one_lane()
         if isinstance(deriv, bool) or not isinstance(deriv, int) or deriv < 0:
             raise ValueError(f"deriv must be an integer >= 0, got {deriv!r}")
-        t = jnp.asarray(t)
+        try:
+            t = jnp.asarray(t)
+        except (TypeError, ValueError):
+            raise TypeError(f"sol(t) needs real times, got {t!r}") from None
         call = self._call
         t0 = self._operands[call.i_t0]
         if not jnp.issubdtype(t.dtype, jnp.floating) and not jnp.issubdtype(t.dtype, jnp.integer):

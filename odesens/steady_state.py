@@ -19,11 +19,12 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from .algorithms import Algorithm, Rodas5P
 from .callbacks import DiscreteCallback
+from .checks import is_count, is_positive
 from .components import Shown, components
 from .display import Described
 from .extension import varying_axes
 from .field import Field
-from .inputs import as_params, as_state, check_algorithm, make_mass
+from .inputs import as_params, as_state, as_time, check_algorithm, make_mass
 from .methods import initial
 from .methods.linear import DENSE, Mass, of_map, parts_of, solve_exactly
 from .problem import ODEProblem, Resolved, check_tspan
@@ -52,6 +53,11 @@ class SSRootfind:
     max_steps : int
         The largest number of steps.
 
+    Raises
+    ------
+    ValueError
+        For tolerances that are not positive, or max_steps below 1.
+
     Examples
     --------
     >>> import odesens as ode
@@ -63,6 +69,11 @@ class SSRootfind:
     reltol: float | None = None
     abstol: float | None = None
     max_steps: int = 50
+
+    def __post_init__(self):
+        _check_tolerances(self)
+        if not is_count(self.max_steps):
+            raise ValueError(f"SSRootfind needs max_steps >= 1, an integer, got {self.max_steps!r}")
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,7 @@ class DynamicSS:
     Raises
     ------
     TypeError, ValueError
-        Where alg is no algorithm, or tspan no pair.
+        Where alg is no algorithm or has no error estimate, tspan no pair of times, a tolerance not positive.
 
     Examples
     --------
@@ -101,9 +112,19 @@ class DynamicSS:
     tspan: tuple = (0.0, 1e8)
 
     def __post_init__(self):
-        if self.alg is not None:
-            check_algorithm(self.alg, "DynamicSS: alg", None)
-        object.__setattr__(self, "tspan", tuple(map(float, check_tspan(self.tspan))))
+        if self.alg is not None and not check_algorithm(self.alg, "DynamicSS: alg", None).adaptive:
+            raise ValueError(f"DynamicSS: {self.alg!r} has no error estimate: take Rodas5P()")
+        _check_tolerances(self)
+        span = check_tspan(self.tspan)
+        times = tuple(float(as_time(t, np.dtype(float), name)) for t, name in zip(span, ("t0", "t1"), strict=True))
+        object.__setattr__(self, "tspan", times)
+
+
+def _check_tolerances(alg) -> None:
+    for name in ("reltol", "abstol"):
+        value = getattr(alg, name)
+        if value is not None and not is_positive(value):
+            raise ValueError(f"{type(alg).__name__} needs {name} > 0, a number, got {value!r}")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -93,7 +93,7 @@ def _trace(functions: dict, u, p, dynamic: list[int], values: list, axes: frozen
                 full[i] = x
             given = jax.tree.unflatten(p_tree, full)
             with declared_stops() as declared:
-                out = function(t, jax.tree.unflatten(u_tree, us), given, *extra)
+                out = _called(function, t, jax.tree.unflatten(u_tree, us), given, *extra)
             leaves, new = check_results(role, out, name, u_tree, us, p_tree, full)
             if new is not None:
                 _same_static(new, full, dynamic, name)
@@ -200,6 +200,16 @@ def _split_stops(program: Program, n: int, kinds: list[str]) -> tuple[Program, d
             )
         found[f"stops:{kind}:{j}"] = one
     return part(0, n), found
+
+
+def _called(function: Callable, t, u, p, *extra):
+    """function(t, u, p); where it fails for want of p, its error says so."""
+    try:
+        return function(t, u, p, *extra)
+    except (TypeError, AttributeError) as error:
+        if p is None and "None" in str(error):
+            error.add_note("p is None: neither the problem nor solve was given parameters, p=...")
+        raise
 
 
 def _intern(new: Field) -> Field:

@@ -6,6 +6,8 @@ or from two independent SciPy computations that agree. Assertions are relative t
 
 import contextlib
 import math
+import pathlib
+import re
 
 import equinox as eqx
 import jax
@@ -16,6 +18,151 @@ import pytest
 import odesens as ode
 
 from .problems import BACKSOLVE, DISCRETE, FORWARD, GAUSS, INTERPOLATING, QUADRATURE, check_gradient, close, engines
+
+# Which test has which case, by the number that the cases have in the collection they come from; those of a topic of
+# their own are in that topic's module. Then, by topic, the tests of further reference values.
+WHERE = """
+01 loss over saves, implicit method  test_a_sum_over_saves_at_the_start_and_long_after_the_transient
+02 a rate that switches at rest      test_rate_that_switches_while_the_state_rests
+03 options in problem or in solve    test_options_given_to_the_problem_or_to_solve
+03                                   test_loss_on_one_state_only
+04 observation at t0                 test_observation_at_the_initial_time
+06 scale of a mass matrix' row       test_stiff_gradients::test_scale_of_a_row_drops_out
+07 every engine, every mode          test_every_engine_in_every_mode
+09 root of a sum of squares          test_root_of_a_sum_of_squares
+10 residual zero                     test_residuals_that_vanish
+11 Hill exponent at zero             test_power_of_a_concentration_that_starts_at_zero
+13 field undefined outside the span  test_field_that_is_not_defined_before_the_span
+13                                   test_field_that_is_not_defined_after_a_short_span
+14 NaN in an unused parameter        test_nan_in_a_parameter_that_is_not_used
+15 compilation                       test_second_call_with_other_numbers_compiles_nothing
+15                                   test_program_does_not_grow_with_the_number_of_steps_or_saves
+16 max_steps inside a gradient       test_too_many_steps_inside_a_gradient
+16                                   test_the_same_by_a_stiff_method_and_by_default
+18 Hessian of logistic growth        test_hessian_of_logistic_growth
+20 forward mode                      test_forward_mode
+21 complex growth rate               test_complex_growth_rate
+21                                   test_complex_decay_with_a_real_rate
+23 ensemble, shared parameters       test_trajectories_that_share_parameters
+23                                   test_ensemble::test_gradients_are_sums_of_single_ones
+26 time of a switch                  test_event_cases::test_derivative_in_the_time_of_a_switch
+27 projectile, time of the hit       test_event_cases::test_where_a_projectile_lands_and_when
+28 an event freezes a rate           test_event_cases::test_an_event_that_freezes_a_rate
+30 a callback changes a parameter    test_event_cases::test_a_callback_that_changes_a_parameter
+31 bolus triggered by the state      test_event_cases::test_a_bolus_triggered_by_the_state
+31                                   test_event_cases::test_lanes_of_which_one_reaches_it_three_times_and_another_never
+32 event inside a step               test_event_cases::test_event_time_inside_a_step
+32                                   test_event_cases::test_event_time_where_the_field_is_constant
+34 condition zero at t0              test_event_cases::test_a_condition_that_is_zero_at_the_start
+36 a stop before some saves          test_event_cases::test_a_stop_before_some_saves
+38 empty span, repeated saves        test_a_span_of_no_length_beside_one_that_has_a_length
+38                                   test_saved_times_that_repeat
+39 step of saves misses the end      test_step_of_saves_that_does_not_divide_the_span
+39                                   test_array_of_saves_that_misses_the_end_of_the_span
+40 gradients in times                test_derivatives_in_saved_times
+40                                   test_derivatives_in_the_initial_time_and_saved_times_of_a_forced_equation
+40                                   test_derivatives_in_both_ends_of_the_span_of_a_nonlinear_equation
+42 backward in time                  test_backward_in_time
+42                                   test_ascending_saves_on_a_descending_span_are_refused
+44 loss on the solver's own steps    test_loss_on_whatever_steps_were_taken
+46 fast relaxation                   test_fast_relaxation
+47 Robertson as a DAE                test_stiff_gradients::test_jacobian_of_robertson_as_a_dae
+47                                   test_stiff_gradients::test_robertson_as_a_dae
+47                                   test_symbolic_dae::test_robertson
+49 initial value of a DAE            test_stiff_gradients::test_initial_value_found_by_the_solve
+49                                   test_symbolic_dae::test_initial_value_gradient_of_a_dae
+49                                   test_ivp::test_a_start_that_cannot_be_put_right_is_refused
+51 captured parameters               test_parameter_captured_under_vmap_and_grad
+51                                   test_captured_noise_beside_a_parameter
+52 integer leaves                    test_integer_leaves_among_the_parameters
+53 structured parameters             test_parameters_and_state_with_structure
+54 derivative of dense output        test_dense_output_of_the_van_der_pol_oscillator
+54                                   test_derivative_of_dense_output_does_not_jump_between_steps
+54                                   test_dense_call_after_two_saves_is_not_a_straight_line
+55 large steady state                test_steady_state::test_many_cells
+55                                   test_steady_state::test_a_long_solve_has_the_gradient_of_the_steady_state
+57 lag of a dose                     test_event_cases::test_the_lag_of_a_dose
+58 doses for ever                    test_event_cases::test_doses_for_ever
+58                                   test_event_cases::test_fifty_doses_are_not_for_ever
+60 scalar states                     test_scalar_states
+60                                   test_scalar_state_with_other_engines
+62 square wave, pulse                test_event_cases::test_a_square_wave_of_charge_and_discharge
+62                                   test_event_cases::test_a_pulse_after_a_long_rest
+63 diffusion on a line               test_diffusion_and_decay_on_a_line
+65 neural network as field           test_neural_network_as_the_field
+65                                   test_neural_network_as_the_field_in_single_precision
+66 log density of a flow             test_log_density_of_a_flow_whose_field_differentiates_itself
+67 Lorenz, chaos                     test_derivatives_that_grow_with_chaos
+"""
+REFERENCES = """
+growth                       test_references::test_growth
+                             test_references::test_gradient_is_the_same_to_the_last_bit_in_every_call_form
+Lotka-Volterra, Hessians     test_references::test_lotka_volterra
+                             test_references::test_lotka_volterra_hessian
+                             test_references::test_lotka_volterra_hessian_vector_products
+forced Lotka-Volterra        test_references::test_forced_lotka_volterra_sums_and_integral
+                             test_references::test_saved_times_that_stop_before_the_end_of_the_span
+times                        test_references::test_derivatives_in_the_ends_of_the_span
+                             test_references::test_hessian_that_includes_the_end_time
+inhomogeneous                test_references::test_inhomogeneous_equation
+gradient at an optimum       test_references::test_gradient_vanishes_at_an_optimum
+Lorenz                       test_references::test_lorenz
+falling mass                 test_references::test_falling_mass_and_a_parameter_that_is_not_used
+custom rules in f            test_references::test_custom_jvp_inside_the_field_is_obeyed_at_third_order
+                             test_references::test_custom_vjp_inside_the_field_is_obeyed_in_reverse_mode
+null problems                test_references::test_parameters_that_are_not_used
+                             test_references::test_no_states
+                             test_references::test_a_span_of_no_length
+                             test_references::test_a_parameter_that_is_nan_until_it_is_remade
+globals and captures         test_references::test_a_factor_held_by_the_field
+                             test_references::test_a_traced_factor_held_by_the_field
+dense output                 test_references::test_dense_output_and_its_derivatives
+                             test_references::test_last_state_has_the_same_gradient_in_every_spelling
+tracking, backsolve          test_references::test_backsolve_needs_restarts_where_the_backward_equation_is_unstable
+backward cost                test_references::test_quadrature_adjoint_takes_few_backward_steps
+complex states               test_references::test_complex_state_with_a_real_parameter
+                             test_references::test_complex_matrix_state_with_complex_parameters
+                             test_references::test_complex_gradient_is_that_of_the_realified_problem
+one bounce                   test_events::test_one_bounce
+injection                    test_events::test_injection
+fixed time against root      test_events::test_a_known_time_against_a_root
+event time of any order      test_events::test_event_time_to_third_order
+second-order saltation       test_events::test_second_order_saltation
+ball with all affects        test_events::test_ball_with_all_that_may_happen
+switch over thresholds       test_events::test_switch_over_thresholds
+branching field              test_events::test_branching_field
+steady state                 test_steady_state::test_reference
+Robertson                    test_stiff_gradients::test_robertson
+                             test_ivp::test_robertson_by_every_other_method
+cubic constraints            test_stiff_gradients::test_cubic_constraints
+                             test_symbolic_dae::test_cubic_constraints
+every stiff method           test_stiff::test_gradients_by_every_method
+consistency of steps         test_stiff::test_the_derivative_of_a_decay_in_its_start
+second order in float32      test_references::test_a_second_order_system_in_single_precision
+                             test_references::test_a_step_of_saves_in_double_precision_beside_a_state_in_single
+IVP test set, DETEST         test_ivp::test_end_values
+LV ensemble                  test_ensemble::test_loss_of_one_trajectory_out_of_three
+ensemble with an event       test_ensemble::test_growth_of_scaled_initial_states
+                             test_ensemble::test_trajectories_that_an_event_ends
+ensemble fit                 test_ensemble::test_ten_steps_of_adam_improve_the_loss_tenfold
+symbolic decay, call forms   test_symbolic::test_decay_is_the_same_to_the_last_bit_in_all_call_forms
+symbolic null                test_symbolic::test_null_problem
+                             test_symbolic::test_a_parameter_built_as_nan_and_remade
+symbolic second order        test_symbolic_dae::test_second_order_system_with_an_observed_value
+                             test_symbolic_dae::test_fifteen_initialisations_of_one_problem_have_one_gradient
+initial parameter solved for test_symbolic_dae::test_a_parameter_that_is_solved_for
+observed, tangent of a DAE   test_symbolic::test_derivatives_through_names
+                             test_symbolic_dae::test_tangent_along_the_constraint
+missing p                    test_symbolic::test_messages_about_values
+"""
+
+
+def test_the_table_of_cases_names_tests_that_exist():
+    assert len({line[:2] for line in WHERE.split("\n") if line}) == 46
+    for module, name in re.findall(r"(?:(test_\w+)::)?(test_\w+)", WHERE + REFERENCES):
+        source = pathlib.Path(__file__).with_name(f"{module or 'test_cases'}.py").read_text()
+        assert f"def {name}(" in source, f"{module}::{name}"
+
 
 TIGHT = {"reltol": 1e-12, "abstol": 1e-12, "max_steps": 20_000}
 
@@ -72,6 +219,23 @@ def test_every_engine_in_every_mode(engine):
     value, tangent = jax.jvp(end, (0.5,), (1.0,))
     gradient, second = jax.jvp(jax.grad(end), (0.5,), (1.0,))
     close(jnp.stack([value, tangent, gradient, second]), [e, -e, -e, e], 1e-11)
+
+
+@pytest.mark.parametrize(
+    ("alg", "engine"),
+    [(ode.Kvaerno5(), DISCRETE), (ode.Rodas5P(), INTERPOLATING), (ode.Rodas5P(), FORWARD), (ode.Tsit5(), GAUSS)],
+    ids=lambda x: type(x).__name__,
+)
+def test_a_sum_over_saves_at_the_start_and_long_after_the_transient(alg, engine):
+    f = lambda t, y, p: jnp.stack([2 - p[0] * y[0], y[0] - p[1] * y[1]])
+    options = {"saveat": [0.0, 0.5, 0.75, 20.0], "reltol": 1e-8, "abstol": 1e-8, "sensealg": engine}
+    problem = ode.ODEProblem(f, [1.0, 1.0], (0.0, 20.0), **options)
+    loss = lambda p: jnp.sum((ode.solve(problem, alg, p=p).u - 1) ** 2)
+    p, want = jnp.array([2.5, 4.5]), [0.56137446016991219, 0.28128532769636382]
+    value, gradient = jax.jit(jax.value_and_grad(loss))(p)
+    close(value, 1.891614932449128, 1e-7)
+    close(gradient, want, 1e-6)
+    close(jax.grad(loss)(p), gradient, 1e-13)
 
 
 @engines(QUADRATURE)

@@ -202,3 +202,86 @@ def test_a_stop_before_some_saves():
     early = solution(10.0, [66.0])
     assert np.isinf(early.t[0])
     close(early.events.t, [40.0], 1e-13)
+
+
+# ---------------------------------------------------------------- doses and forcing
+
+
+def test_the_lag_of_a_dose():
+    """The lag is the time of the dose, no part of the field: c(6), and c(1/2) before it."""
+
+    def concentrations(x):
+        dose = ode.PresetTimeCallback(lambda p: p[0], lambda t, u, p: u.at[0].add(100.0))
+        f = lambda t, u, p: jnp.stack([-p[1] * u[0], p[1] * u[0] - p[2] / p[3] * u[1]])
+        problem = ode.ODEProblem(f, jnp.zeros(2), (0.0, 6.0), x, callback=dose)
+        return ode.solve(problem, saveat=[0.5, 6.0], **TIGHT).u[:, 1] / x[3]
+
+    value, jacobian = value_and_jacobian(concentrations, [0.75, 1.2, 3.0, 20.0])
+    want = [0.37739176157309336, -0.25317243624093184, -0.55916660825654064, -0.045594872173274504]
+    close(value, [0.0, 2.589397268235112], 1e-11)
+    close(jacobian[1], want, 1e-10)
+    assert np.all(np.asarray(jacobian[0]) == 0)
+
+
+def test_doses_for_ever():
+    """Amount before and after a dose of 100 every 8 h, after infinitely many: the fixed point of one interval."""
+
+    def interval(a, p):
+        problem = ode.ODEProblem(lambda t, a, p: -p[0] / p[1] * a, a + 100.0, (0.0, 8.0), p, reltol=1e-12, abstol=1e-12)
+        return ode.solve(problem, saveat=[8.0]).u[-1]
+
+    steady = ode.SteadyStateProblem(lambda t, a, p: interval(a, p) - a, 10.0)
+    trough = jax.jit(lambda p: ode.solve(steady, p=p).u)
+    for p, value, gradient in [
+        ((3.0, 20.0), 43.101276069333312, [-24.671390422952863, 3.7007085634429294]),
+        ((0.2, 60.0), 3700.222219588522, [-18748.888928393947, 62.496296427979823]),
+    ]:
+        p = jnp.array(p)
+        close(trough(p), value, 1e-10)  # after the dose 100 more, with the same derivatives
+        close(jax.jacfwd(trough)(p), gradient, 1e-10)
+        close(jax.jit(jax.grad(trough))(p), gradient, 1e-10)
+
+
+def test_fifty_doses_are_not_for_ever():
+    dose = ode.PeriodicCallback(8.0, lambda t, u, p: u + 100.0)
+    problem = ode.ODEProblem(lambda t, a, p: -p[0] / p[1] * a, 100.0, (0.0, 400.5), [0.2, 60.0], callback=dose)
+    events = ode.solve(problem, saveat=[], reltol=1e-10, abstol=1e-10, max_events=50).events
+    close(events.before[-1], 2724.8542321127653, 1e-9)
+
+
+@pytest.mark.parametrize("how", ["discontinuities", "interpolation"])
+def test_a_square_wave_of_charge_and_discharge(how):
+    """c = C until 25, -C until 50, then 0: u2' = -c / Q, u1' = r u2 |c|."""
+
+    def states(x):
+        wave = x[0] * jnp.array([1.0, -1.0, 0.0])
+        charge = ode.interpolation.ConstantInterpolation([0.0, 25.0, 50.0], wave)
+        switched = lambda t: jnp.where(t < 25, wave[0], jnp.where(t < 50, wave[1], wave[2]))
+        of_time = charge if how == "interpolation" else switched
+        f = lambda t, u, p: jnp.stack([p[2] * u[1] * jnp.abs(of_time(t)), -of_time(t) / p[1]])
+        at = {} if how == "interpolation" else {"discontinuities": [25.0, 50.0]}
+        problem = ode.ODEProblem(f, [0.0, 0.55], (0.0, 150.0), x)
+        return ode.solve(problem, saveat=[25.0, 150.0], reltol=1e-12, abstol=1e-14, **at).u
+
+    x = [36.8, 8280.0, 4.477e-7]
+    value, jacobian = value_and_jacobian(states, x)
+    close(value[0, 1], 0.43888888888888889, 1e-12)
+    close(value[1, 1], 0.55, 1e-12)
+    close(value[1, 0], 0.00040730751111111111, 1e-11)
+    want = np.array([9.8245277777777778e-6, 5.5271604938271605e-9, 909.77777777777778])
+    close(jacobian[1, 0] * np.array(x), want * x, 1e-10)
+
+
+def test_a_pulse_after_a_long_rest():
+    """u' = 1 between 100 and 100 + w: nothing is seen of it before, yet u(200) = w, by either way to tell of it."""
+
+    def end(width, **options):
+        f = lambda t, u, p: jnp.where((t >= 100) & (t < 100 + p), 1.0, 0.0)
+        problem = ode.ODEProblem(f, 0.0, (0.0, 200.0), width)
+        return ode.solve(problem, saveat=[200.0], reltol=1e-8, abstol=1e-8, **options).u[-1]
+
+    told = lambda width: end(width, discontinuities=lambda p: jnp.stack([jnp.full_like(p, 100.0), 100 + p]))
+    value, slope = jax.jit(jax.value_and_grad(told))(0.5)
+    close(value, 0.5, 1e-14)
+    close(slope, 1.0, 1e-14)
+    close(end(0.5, dtmax=0.4), 0.5, 1e-5)

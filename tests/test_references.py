@@ -590,3 +590,32 @@ def test_complex_gradient_is_that_of_the_realified_problem(engine):
     assert got.dtype == jnp.float64
     error = jnp.linalg.norm(got - want, axis=1) / jnp.linalg.norm(want, axis=1)
     assert jnp.max(error) <= 1e-6
+
+
+# ---------------------------------------------------------------- single precision
+
+
+@each_engine
+def test_a_second_order_system_in_single_precision(engine):
+    """u'' = -p u: u = u0 cos(w t) + v0 / w sin(w t), w^2 = p."""
+    u0, v0, p = np.float32([[1.0, 2.0], [0.0, 2.0], [1.01, 0.9]])
+    times = np.linspace(0, 1, 20, dtype=np.float32)
+    f = lambda t, u, p: jnp.stack([u[1], -p * u[0]])
+    problem = ode.ODEProblem(f, np.stack([u0, v0]), (0.0, 1.0), saveat=times, sensealg=engine, reltol=2e-6, abstol=2e-6)
+    gradient = jax.grad(lambda p: jnp.sum(ode.solve(problem, p=p).u))(jnp.asarray(p))
+    assert gradient.dtype == jnp.float32
+
+    def exact(p):
+        t, w = np.float64(times)[:, None], jnp.sqrt(p)
+        return jnp.sum(u0 * jnp.cos(w * t) + v0 / w * jnp.sin(w * t) + v0 * jnp.cos(w * t) - u0 * w * jnp.sin(w * t))
+
+    close(gradient, jax.grad(exact)(np.float64(p)), 1e-4)
+
+
+def test_a_step_of_saves_in_double_precision_beside_a_state_in_single():
+    problem = ode.ODEProblem(lambda t, u, p: -p * u, np.float32([1.0]), (np.float32(0.0), np.float32(99.9)))
+    sol = ode.solve(problem, p=np.float32(0.01), saveat=np.float64(0.1))
+    assert sol.success and sol.u.dtype == jnp.float32
+    np.testing.assert_allclose(sol.t[:1000], 0.1 * np.arange(1000), rtol=1e-14)
+    assert sol.t[-1] == np.float32(99.9)  # which is not the double precision 99.9
+    close(sol.u[:, 0], np.exp(-0.01 * np.asarray(sol.t)), 1e-4)

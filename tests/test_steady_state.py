@@ -191,6 +191,37 @@ def test_more_unknowns_than_are_inverted_by_hand():
     close(jax.jacrev(u)(b), -np.linalg.inv(a), 1e-12)
 
 
+CELLS = np.arange(1, 61)
+
+
+def reaction_diffusion(t, u, p):
+    """0 = b_i - a u_i - u_i^3 + D (u_i-1 - 2 u_i + u_i+1) in 60 cells, zero beyond."""
+    inner = jnp.pad(u, 1)
+    return p["b"] - p["a"] * u - u**3 + p["D"] * (inner[:-2] - 2 * u + inner[2:])
+
+
+@BOTH
+def test_many_cells(alg):
+    """The Jacobian is that at the root, not at the guess."""
+    p = {"a": 0.5, "D": 2.0, "b": 1 + np.sin(CELLS)}
+    prob = ode.SteadyStateProblem(reaction_diffusion, jnp.zeros(60), p)
+    loss = lambda p: jnp.sum(ode.solve(prob, alg, p=p).u)
+    tol = 1e-13 if alg == ode.SSRootfind() else 1e-8
+    value, gradient = jax.value_and_grad(loss)(p)
+    close(value, 48.233676222477754, tol)
+    close(jnp.stack([gradient["a"], gradient["D"]]), [-19.133732409881478, 0.25744958244683774], tol)
+    close(gradient["b"][0], 0.27161215348225642, tol)
+    close(ode.solve(prob, alg).u[0], 0.73618123908450639, tol)
+
+
+def test_a_long_solve_has_the_gradient_of_the_steady_state():
+    p = jnp.array([0.5, 2.0])
+    f = lambda t, u, p: reaction_diffusion(t, u, {"a": p[0], "D": p[1], "b": 1 + np.sin(CELLS)})
+    prob = ode.ODEProblem(f, jnp.zeros(60), (0.0, 60.0), saveat=[60.0], reltol=1e-8, abstol=1e-10)
+    loss = lambda p: jnp.sum(ode.solve(prob, ode.Rodas5P(), p=p).u)
+    close(jax.grad(loss)(p), [-19.133732409881478, 0.25744958244683774], 1e-7)
+
+
 def test_wrong_input():
     with pytest.raises(TypeError, match=r"write DynamicSS\(Tsit5"):
         ode.solve(PROBLEM, ode.Tsit5())

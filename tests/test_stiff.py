@@ -228,6 +228,29 @@ def test_second_order_agrees_with_the_exact_solution(alg):
             close(outer(inner(at_end))(x), want, 1e-7)
 
 
+@pytest.mark.parametrize("alg", [*STIFF, ode.FBDF()], ids=name)
+def test_gradients_by_every_method(alg):
+    """Lotka-Volterra, and u' = p u beside it in closed form."""
+    p, u0 = jnp.array([1.5, 1.0, 3.0, 1.0, 0.6, 0.4, 0.2]), jnp.array([1.0, 1.0, 3.0, 2.0, 1.0])
+
+    def f(t, u, p):
+        x, y = u[:2]
+        return jnp.concatenate([jnp.stack([p[0] * x - p[1] * x * y, p[3] * x * y - p[2] * y]), p[4:] * u[2:]])
+
+    tol = 1e-8 if alg in (ode.Rosenbrock23(), ode.TRBDF2(), ode.Kvaerno3()) else 1e-10
+    prob = ode.ODEProblem(f, u0, (0.0, 10.0), saveat=1.0, reltol=tol, abstol=tol)
+    gradient = jax.grad(lambda p: jnp.sum(ode.solve(prob, alg, p=p).u))(p)
+    t, rates = np.arange(11.0)[:, None], np.array(p[4:])
+    close(gradient[:4], [-7.555862073981286, -16.824915246868326, 5.111403856979906, -37.335193444966734], 1e-5)
+    close(gradient[4:], np.sum(u0[2:] * t * np.exp(rates * t), axis=0), 1e-5)
+
+
+@pytest.mark.parametrize(("alg", "tol"), [(ode.Rodas4(), 1e-10), (ode.Rodas5P(), 1e-10), (ode.TRBDF2(), 1e-7)], ids=str)
+def test_the_derivative_of_a_decay_in_its_start(alg, tol):
+    prob = ode.ODEProblem(lambda t, u, p: -u / 2, 1.0, (0.0, 1.0), saveat=[1.0], reltol=1e-12, abstol=1e-12)
+    close(jax.grad(lambda u0: ode.solve(prob, alg, u0=u0).u[-1])(1.0), np.exp(-0.5), tol)
+
+
 def test_derivatives_in_time_of_a_dae():
     """u(t1) and its derivatives in t0, t1 of the DAE with the solution (e^-t, sin t)."""
 

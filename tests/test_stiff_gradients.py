@@ -140,6 +140,23 @@ def test_robertson_as_a_dae(engine):
     check(ivp.ROBER_DAE_SAVES, engine=engine)
 
 
+def test_jacobian_of_robertson_as_a_dae():
+    """y(100) and all its derivatives, which span fourteen orders of magnitude, in the k_i relative to themselves."""
+    k = jnp.asarray(ivp.ROBER_DAE.p)
+    prob = ode.remake(ivp.ROBER_DAE.ode(), tspan=(0.0, 100.0), saveat=[100.0], reltol=1e-9, abstol=[1e-9, 1e-14, 1e-9])
+    end = lambda s: ode.solve(prob, ode.Rodas5P(), p=s * k).u[-1]
+    want = [
+        [-5.1164574524311774, -3.0352367214228923e-9, 1.8211809139366029e-5],
+        [2.3287318029050278e-5, -8.2457386407372669e-14, -1.2061507989724475e-10],
+        [5.116434165113148, 3.0353191788092999e-9, -1.8211688524286131e-5],
+    ]
+    np.testing.assert_allclose(
+        end(jnp.ones(3)), [0.61723488239608792, 6.1535912746391246e-6, 0.38275896401263743], 1e-7
+    )
+    for mode in (jax.jacfwd, jax.jacrev):
+        np.testing.assert_allclose(mode(end)(jnp.ones(3)), np.array(want) * k, 1e-5)
+
+
 @pytest.mark.parametrize("engine", ["interpolating", "forward"])
 def test_initial_value_found_by_the_solve(engine):
     check(ivp.ROOT_GRADIENT, engine=engine)

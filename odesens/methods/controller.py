@@ -8,6 +8,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from ..checks import is_number
+
 
 @dataclass(frozen=True)
 class PIDController:
@@ -54,6 +56,9 @@ class PIDController:
     factor_max: float = 10.0
 
     def __post_init__(self):
+        for name in ("kP", "kI", "kD", "safety", "factor_min", "factor_max"):
+            if not is_number(getattr(self, name)):
+                raise ValueError(f"a controller needs a finite number as {name}, got {getattr(self, name)!r}")
         if not 0 < self.safety <= 1 or not 0 < self.factor_min < 1 < self.factor_max:
             raise ValueError(
                 "a controller needs 0 < safety <= 1 and 0 < factor_min < 1 < factor_max, got "
