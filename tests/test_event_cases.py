@@ -282,6 +282,6 @@ def test_a_pulse_after_a_long_rest():
 
     told = lambda width: end(width, discontinuities=lambda p: jnp.stack([jnp.full_like(p, 100.0), 100 + p]))
     value, slope = jax.jit(jax.value_and_grad(told))(0.5)
-    close(value, 0.5, 1e-14)
+    close(value, 0.5, 2e-13)  # a few units of rounding of a time of 100
     close(slope, 1.0, 1e-14)
     close(end(0.5, dtmax=0.4), 0.5, 1e-5)

@@ -566,11 +566,11 @@ def test_errors_say_what_to_do():
         generate(g, [g.call("nonsense", u[0])], where)({"u": np.ones(5)})
 
 
-def test_equal_only_to_itself():
+def test_equal_where_the_plans_are():
     g, roots, where, _ = lorenz()
-    f, other = generate(g, roots, where), generate(g, roots, where)
-    assert f == f
-    assert len({f, f, other}) == 2
+    f, same, other = generate(g, roots, where), generate(g, roots, where), generate(g, roots[::-1], where)
+    assert f == same and f != other
+    assert len({f, same, other}) == 2
     with pytest.raises(AttributeError):
         f.plan = None
 

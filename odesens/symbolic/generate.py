@@ -52,7 +52,7 @@ def generate(terms, roots: Sequence[int], where: Mapping[int, tuple[str, int | N
 
 @dataclass(frozen=True, eq=False)
 class Generated:
-    """A function of pools of values, made by `generate`; equal to one with the same plan, as programs are kept by it."""
+    """A function of pools of values, made by `generate`; equal to one with the same plan: programs are kept by it."""
 
     plan: Plan
 
