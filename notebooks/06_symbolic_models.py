@@ -188,9 +188,9 @@ for (name, prob), marker in zip(forms.items(), ("o", "."), strict=True):
     assert error < 1e-7 and jnp.ptp(energy) < 1e-7 and rod < 1e-8
     left.plot(sol.t[::5], sol[x][::5], marker, label=name)
     right.semilogy(sol.t[1:], jnp.abs(energy - energy[0])[1:], label=name)
-left.set(xlabel="t", title="x", ylim=(-1, 2.2))
+left.set(xlabel="t", ylabel="x", title="position", ylim=(-1, 2.2))
 left.legend(loc="upper right")
-right.set(xlabel="t", title="change of the energy", ylim=(1e-13, 1e-7))
+right.set(xlabel="t", ylabel="|E(t) - E(0)|", title="change of the energy", ylim=(1e-12, 1e-7))
 right.legend()
 plt.show()
 
@@ -362,12 +362,12 @@ print(f"delay {delay:.4f}; closed form {farads @ np.cumsum(ohms):.4f}; {len(slop
 
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3))
 for s, solved, true in zip(moments, voltages, exact, strict=True):
-    (line,) = left.plot(np.arange(1, n + 1), solved, label=f"t = {s:.0f}")
+    (line,) = left.plot(np.arange(1, n + 1), solved, label=f"{s:.0f} s")
     left.plot(np.arange(1, n + 1)[::10], true[::10], "o", color=line.get_color(), markersize=3)
-left.set(xlabel="section", title="voltage: solved (lines), exact (dots)", ylim=(-0.05, 1.5))
+left.set(xlabel="section", ylabel="volts", title="voltage: solved (lines), exact (dots)", ylim=(-0.05, 1.5))
 left.legend(ncols=2, loc="upper right")
-right.plot(np.arange(1, n + 1), in_R, label="in R of a section")
-right.plot(np.arange(1, n + 1), in_C, label="in C of a section")
+right.plot(np.arange(1, n + 1), in_R, label="in R of a section (s per ohm)")
+right.plot(np.arange(1, n + 1), in_C, label="in C of a section (s per farad)")
 right.set(xlabel="section", title="derivative of the delay")
 right.legend()
 plt.show()
@@ -410,7 +410,7 @@ assert np.allclose([value, slopes[R], slopes[C], slopes[h]], expected, rtol=1e-6
 fig, ax = plt.subplots(figsize=(7, 2.5))
 ax.plot(sol.t, sol[v], label="v")
 ax.plot(sol.t, sol[switch], linewidth=1, label="switch")
-ax.set(xlabel="t")
+ax.set(xlabel="t", ylabel="v and the switch")
 ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
