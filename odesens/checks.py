@@ -28,6 +28,14 @@ def is_count(x: Any) -> bool:
     return isinstance(x, (int, np.integer)) and is_positive(x)
 
 
+def check_tolerances(alg) -> None:
+    """Refuse an algorithm whose own reltol or abstol is neither None nor such a number above zero."""
+    for name in ("reltol", "abstol"):
+        value = getattr(alg, name)
+        if value is not None and not is_positive(value):
+            raise ValueError(f"{type(alg).__name__} needs {name} > 0, a number, got {value!r}")
+
+
 def check_signature(f, name: str = "f") -> None:
     """Refuse what is not f(t, u, p), by the number of arguments and by a time that is not the first."""
     if not callable(f):

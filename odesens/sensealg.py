@@ -6,7 +6,7 @@ Owns: their names and options, one paragraph each. Must not know: how they are d
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .checks import is_count, is_positive
+from .checks import check_tolerances, is_count
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,7 @@ class ContinuousAlgorithm(SensitivityAlgorithm):
     max_steps: int | None = None
 
     def __post_init__(self):
-        for name in ("reltol", "abstol"):
-            value = getattr(self, name)
-            if value is not None and not is_positive(value):
-                raise ValueError(f"{type(self).__name__} needs {name} > 0, a number, got {value!r}")
+        check_tolerances(self)
         if self.max_steps is not None and not is_count(self.max_steps):
             raise ValueError(f"{type(self).__name__} needs max_steps >= 1, an integer, got {self.max_steps!r}")
 

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from .algorithms import Algorithm, Rodas5P
 from .callbacks import DiscreteCallback
-from .checks import is_count, is_positive
+from .checks import check_tolerances, is_count
 from .components import Shown, components
 from .display import Described
 from .extension import varying_axes
@@ -71,7 +71,7 @@ class SSRootfind:
     max_steps: int = 50
 
     def __post_init__(self):
-        _check_tolerances(self)
+        check_tolerances(self)
         if not is_count(self.max_steps):
             raise ValueError(f"SSRootfind needs max_steps >= 1, an integer, got {self.max_steps!r}")
 
@@ -114,17 +114,10 @@ class DynamicSS:
     def __post_init__(self):
         if self.alg is not None and not check_algorithm(self.alg, "DynamicSS: alg", None).adaptive:
             raise ValueError(f"DynamicSS: {self.alg!r} has no error estimate: take Rodas5P()")
-        _check_tolerances(self)
+        check_tolerances(self)
         span = check_tspan(self.tspan)
         times = tuple(float(as_time(t, np.dtype(float), name)) for t, name in zip(span, ("t0", "t1"), strict=True))
         object.__setattr__(self, "tspan", times)
-
-
-def _check_tolerances(alg) -> None:
-    for name in ("reltol", "abstol"):
-        value = getattr(alg, name)
-        if value is not None and not is_positive(value):
-            raise ValueError(f"{type(alg).__name__} needs {name} > 0, a number, got {value!r}")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -22,11 +22,11 @@ jax.config.update("jax_enable_x64", True)
 
 import pytest  # noqa: E402
 
+from .slow import SLOW  # noqa: E402
+
 gc.set_threshold(50_000, 20, 50)  # tracing makes many objects that stay: a tenth of the time went into looking at them
 
 MOST_PAGES = 2**20  # of 4 KiB, resident
-
-from .slow import SLOW  # noqa: E402
 
 
 def pytest_addoption(parser):
@@ -36,10 +36,11 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--slow"):
         return
-    left_out = [item for item in items if SLOW.search(item.nodeid)]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not SLOW.search(item.nodeid)]
+    kept, left_out = [], []
+    for item in items:
+        (left_out if SLOW.search(item.nodeid) else kept).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 @pytest.fixture(autouse=True, scope="module")
